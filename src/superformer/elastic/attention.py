@@ -1,0 +1,112 @@
+"""Multi-head self-attention whose width, number of heads and input width are searched."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superformer.cost.count import Cost, Count
+from superformer.elastic.axis import Axis, View
+from superformer.elastic.layers import Linear, Widths, width
+from superformer.elastic.pass_ import Pass, Step
+from superformer.elastic.relative import RelativePosition
+
+SHARED = ("qkv", "v", "qk", "none")
+
+
+class Attention(nn.Module):
+    """softmax(q k^T scale) v, then a projection back (ViTAS v1, eqs. 3, 4, 7 and 8).
+
+    ``shared`` says which of q, k and v are shared by all head counts; the others are private to each (v1, table 2: ``"v"`` is the paper's
+    choice, group 7). A stand-alone network has one head count and one packed matrix, whatever its supernet shared.
+
+    ``scale``: ``"head"`` is (attention width / heads)^-1/2; ``"embed"`` is (input width // heads)^-1/2 and a number is itself, as the
+    released ViTAS networks and supernets need it.
+    """
+
+    def __init__(
+        self,
+        embed: Axis,
+        inner: Axis,
+        heads: tuple[int, ...],
+        shared: str = "qkv",
+        scale: str | float = "head",
+        relative: int | None = None,
+        class_only: bool = False,
+    ):
+        super().__init__()
+        self.embed, self.inner, self.heads = embed, inner, heads
+        self.scale, self.class_only = scale, class_only
+        self.qkv = self.qk = self.v = None
+        if shared == "qkv" or len(heads) == 1:
+            self.qkv = Linear(embed, inner, parts=3, tag="qkv")
+        else:
+            self.qk = nn.ModuleDict({k: Linear(embed, inner, parts=2, tag="qk") for k in self._keys("qk" in shared)})
+            self.v = nn.ModuleDict({k: Linear(embed, inner) for k in self._keys(shared == "v")})
+        self.relative = RelativePosition(relative, inner.size // max(heads)) if relative is not None else None
+        self.proj = Linear(inner, embed)
+
+    def _keys(self, shared: bool) -> list[str]:
+        return ["all"] if shared else [str(h) for h in self.heads]
+
+    @staticmethod
+    def _of(private: nn.ModuleDict, heads: int) -> Linear:
+        layer = private["all"] if "all" in private else private[str(heads)]
+        assert isinstance(layer, Linear)
+        return layer
+
+    def parts(self, heads: int) -> list[tuple[Linear, int]]:
+        """The matrices that give q, k and v for a head count, each with how many of the three it gives."""
+        if self.qkv is not None:
+            return [(self.qkv, 3)]
+        assert self.qk is not None and self.v is not None
+        return [(self._of(self.qk, heads), 2), (self._of(self.v, heads), 1)]
+
+    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        here = view[self.inner]
+        if step.parts is None:
+            heads = step.values.int("heads")
+            return self.proj(self._attend(x, view, heads, self._factor(x.shape[-1], here.width, heads), at), view)
+        if self.inner.unit > 1 and self.qkv is not None and self.scale == "head" and not view.joint:
+            heads = self.inner.size // self.inner.unit  # masked pass: all heads, then those that are not there are zeroed
+            return self.proj(here.keep(self._attend(x, view, heads, self.inner.unit**-0.5, at)), view)
+        outs = []  # heads of other widths lie elsewhere: each part of the batch attends at its own width
+        for part in step.parts:
+            rows = x[part.rows]
+            if part.values is None:
+                outs.append(rows.new_zeros(len(rows), 1 if self.class_only else rows.shape[1], self.inner.size))
+                continue
+            own, heads = part.view[self.inner], part.values.int("heads")
+            mixed = View({**view.selections, self.inner: own}, part.view.joint, part.view.side)
+            factor = self._factor(part.view[self.embed].width, own.width, heads)
+            outs.append(own.place(self._attend(rows, mixed, heads, factor, at), self.inner.size))
+        return self.proj(torch.cat(outs), view)
+
+    def _factor(self, embed: int, inner: int, heads: int) -> float:
+        if self.scale == "head":
+            return float((inner // heads) ** -0.5)
+        return float((embed // heads) ** -0.5) if self.scale == "embed" else float(self.scale)
+
+    def _attend(self, x: Tensor, view: View, heads: int, scale: float, at: Pass) -> Tensor:
+        batch, tokens, _ = x.shape
+        qkv: list[Tensor] = []
+        for layer, parts in self.parts(heads):
+            y = layer(x, view)
+            qkv += y.view(batch, tokens, parts, heads, y.shape[-1] // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = qkv
+        if self.class_only:
+            q = q[:, :, :1]
+        if self.relative is not None:
+            out = self.relative(q, k, v, scale, at.grid, at.native)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return out.transpose(1, 2).flatten(2)
+
+    def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[int, int]) -> Cost:
+        inner, embed = width(self.inner, widths), width(self.embed, widths)
+        queries = 1 if self.class_only else tokens
+        cost = Cost(tokens * 3 * inner * embed, 3 * inner * embed + 3 * inner) + self.proj.cost(widths, queries)
+        if self.relative is not None:
+            return cost + self.relative.cost(widths, heads, tokens, grid)
+        return cost + Cost(2 * queries * tokens * inner, 0)

@@ -1,0 +1,134 @@
+"""Axes: the dimensions of weights that can run at several widths, and what one pass uses of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Segments = tuple[tuple[int, int], ...]
+"""Runs ``(start, stop)`` of channels, in the order in which a sub-network has them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden width, its attention width.
+
+    ``widths`` are all the widths it may run at, ascending. ``unit`` channels move together (the channels of one head).
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    unit: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.widths[-1]
+
+    def __repr__(self) -> str:
+        return f"Axis({self.name}: {', '.join(map(str, self.widths))})"
+
+
+def fixed(name: str, size: int) -> Axis:
+    """An axis that is not searched."""
+    return Axis(name, (size,))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A dimension that holds several parts of one axis after one another: q, k and v in one matrix.
+
+    ``tag`` names the tensor for ``Sharing.joint``.
+    """
+
+    axis: Axis
+    parts: int
+    tag: str = ""
+
+
+Dim = Axis | Packed | int
+"""A dimension of a tensor: elastic, packed, or a plain size."""
+
+
+def size(dim: Dim) -> int:
+    """The largest size of a dimension."""
+    if isinstance(dim, int):
+        return dim
+    return dim.parts * dim.axis.size if isinstance(dim, Packed) else dim.size
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What one pass uses of an axis.
+
+    *Sliced*: the channels in ``segments``; tensors have ``width`` channels. *Masked* (ViT-ResNAS, section 2.3 and figure 6): tensors keep
+    the full width, ``mask`` of shape (batch, 1, channels) is one where an example's sub-network has a channel, and ``count`` is
+    how many it has.
+    """
+
+    segments: Segments
+    width: int
+    mask: Tensor | None = None
+    count: Tensor | None = None
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Zero the channels that are not there (masked pass); nothing to do in a sliced pass."""
+        return x if self.mask is None else x * self.mask
+
+    def place(self, x: Tensor, size: int) -> Tensor:
+        """Put the selected channels of ``x`` back where they lie in a tensor of full width; zero elsewhere."""
+        out = x.new_zeros(*x.shape[:-1], size)
+        at = 0
+        for start, stop in self.segments:
+            out[..., start:stop] = x[..., at : at + stop - start]
+            at += stop - start
+        return out
+
+
+class View:
+    """What one pass uses of every axis. An axis that is not named runs at its full width.
+
+    ``joint`` and ``side``: see `superformer.sharing.Sharing`.
+    """
+
+    def __init__(self, selections: Mapping[Axis, Selection] | None = None, joint: frozenset[str] = frozenset(), side: str = "left"):
+        self.selections = dict(selections or {})
+        self.joint = joint
+        self.side = side
+
+    def __getitem__(self, axis: Axis) -> Selection:
+        found = self.selections.get(axis)
+        return found if found is not None else Selection(((0, axis.size),), axis.size)
+
+    def segments(self, dim: Dim) -> Segments | None:
+        """The runs used of a dimension; None means all of it."""
+        if isinstance(dim, int):
+            return None
+        axis = dim.axis if isinstance(dim, Packed) else dim
+        found = self.selections.get(axis)
+        if found is None or found.width == axis.size:
+            return None
+        if isinstance(dim, Axis):
+            return found.segments
+        if dim.tag in self.joint:
+            total, used = dim.parts * axis.size, dim.parts * found.width
+            return ((total - used, total),) if self.side == "right" else ((0, used),)
+        return tuple((p * axis.size + a, p * axis.size + b) for p in range(dim.parts) for a, b in found.segments)
+
+    def replace(self, other: Mapping[Axis, Selection]) -> View:
+        return View({**self.selections, **other}, self.joint, self.side)
+
+
+EMPTY = View()
+
+
+def masked(axis: Axis, parts: list[Segments | None], part_size: int, like: Tensor) -> Selection:
+    """The selection of a masked pass: one row of channels for each part of the batch; None leaves a part without any channel."""
+    rows = torch.zeros(len(parts), axis.size, dtype=like.dtype, device=like.device)
+    for row, segments in zip(rows, parts, strict=True):
+        for start, stop in segments or ():
+            row[start:stop] = 1
+    mask = rows.repeat_interleave(part_size, 0).unsqueeze(1)
+    return Selection(((0, axis.size),), axis.size, mask, mask.sum(-1, keepdim=True))

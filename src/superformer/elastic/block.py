@@ -1,0 +1,78 @@
+"""The pre-norm transformer block (ViTAS v1, eqs. 1 and 2) and its class-attention form (CaiT; v1, appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from timm.layers import drop_path
+from torch import Tensor, nn
+
+from superformer.cost.count import Cost, Count
+from superformer.elastic.attention import Attention
+from superformer.elastic.axis import Axis, View
+from superformer.elastic.layers import LayerNorm, Linear, Table, Widths
+from superformer.elastic.pass_ import Pass, Step
+
+
+class Mlp(nn.Module):
+    """Two matrices with an exact GELU between them; the hidden width is searched."""
+
+    def __init__(self, embed: Axis, hidden: Axis):
+        super().__init__()
+        self.hidden = hidden
+        self.fc1 = Linear(embed, hidden)
+        self.fc2 = Linear(hidden, embed)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        return self.fc2(view[self.hidden].keep(F.gelu(self.fc1(x, view))), view)  # type: ignore[no-any-return]
+
+    def cost(self, widths: Widths, tokens: Count) -> Cost:
+        return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
+
+
+class Block(nn.Module):
+    """x + Attention(LN(x)), then x + MLP(LN(x)).
+
+    With ``class_only`` the class token alone is changed: it attends to itself and to the patches, which stay as they are.
+    """
+
+    def __init__(self, embed: Axis, attn: Attention, mlp: Mlp, eps: float = 1e-6, layer_scale: float | None = None):
+        super().__init__()
+        self.embed = embed
+        self.norm1 = LayerNorm(embed, eps)
+        self.attn = attn
+        self.norm2 = LayerNorm(embed, eps)
+        self.mlp = mlp
+        self.scale1 = Table(embed, fill=layer_scale) if layer_scale is not None else None
+        self.scale2 = Table(embed, fill=layer_scale) if layer_scale is not None else None
+        self.drop_path = 0.0
+
+    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+        """The widths of this block's own axes."""
+        return {self.attn.inner: values["attn"], self.mlp.hidden: values["mlp"]}
+
+    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        y = self.attn(self.norm1(x, view), view, step, at)
+        if not self.attn.class_only:
+            x = x + self._branch(y, view, step, self.scale1)
+            return x + self._branch(self.mlp(self.norm2(x, view), view), view, step, self.scale2)
+        token = x[:, :1] + self._branch(y, view, step, self.scale1)
+        token = token + self._branch(self.mlp(self.norm2(token, view), view), view, step, self.scale2)
+        return torch.cat([token, x[:, 1:]], 1)
+
+    def _branch(self, y: Tensor, view: View, step: Step, scale: Table | None) -> Tensor:
+        if scale is not None:
+            y = y * scale(view)
+        y = view[self.embed].keep(y)
+        if step.gate is not None:
+            y = y * step.gate
+        return drop_path(y, self.drop_path, self.training) if self.drop_path else y  # type: ignore[no-untyped-call,no-any-return]
+
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[int, int]) -> Cost:
+        cost = self.norm1.cost(widths) + self.norm2.cost(widths)
+        cost += self.attn.cost(widths, values["heads"], tokens, grid) + self.mlp.cost(widths, 1 if self.attn.class_only else tokens)
+        for scale in (self.scale1, self.scale2):
+            cost += scale.cost(widths) if scale is not None else Cost(0, 0)
+        return cost

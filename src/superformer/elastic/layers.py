@@ -1,0 +1,161 @@
+"""Elastic versions of the ordinary layers: each runs at any width of its axes, and knows its own cost.
+
+An elastic layer is the torch layer at its largest size plus the *axes* its tensors lie on. From that one declaration come the slice a pass
+uses, the slice an extracted network gets, and the number of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superformer.cost.count import Cost, Count
+from superformer.elastic.axis import Axis, Dim, Packed, View, size
+from superformer.elastic.take import Index, linear, take
+
+Widths = Mapping[Axis, Count]
+"""The width of each searched axis, as a number or as an array over a population."""
+
+
+def width(dim: Dim, widths: Widths) -> Count:
+    """The width of a dimension."""
+    if isinstance(dim, int):
+        return dim
+    if isinstance(dim, Packed):
+        return dim.parts * width(dim.axis, widths)
+    return widths.get(dim, dim.size)
+
+
+class Elastic(nn.Module):
+    """A layer that owns tensors; ``dims`` says on which axes each of them lies."""
+
+    dims: dict[str, tuple[Dim, ...]]
+
+    def index(self, name: str, view: View) -> Index:
+        return tuple(view.segments(dim) for dim in self.dims[name])
+
+    def selected(self, name: str, view: View) -> Tensor:
+        tensor = getattr(self, name)
+        assert isinstance(tensor, Tensor)
+        return take(tensor, self.index(name, view))
+
+    def params(self, widths: Widths) -> Count:
+        return sum(math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Fill with initial values."""
+        raise NotImplementedError
+
+
+class Linear(Elastic, nn.Linear):
+    """A matrix between two axes; ``parts`` of them side by side make one packed matrix (q, k and v)."""
+
+    def __init__(self, inp: Axis, out: Axis, bias: bool = True, parts: int = 1, tag: str = ""):
+        nn.Linear.__init__(self, inp.size, parts * out.size, bias)
+        rows: Dim = out if parts == 1 else Packed(out, parts, f"{tag}.weight")
+        self.dims = {"weight": (rows, inp)}
+        if bias:
+            self.dims["bias"] = (out if parts == 1 else Packed(out, parts, f"{tag}.bias"),)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        bias_index = self.index("bias", view) if self.bias is not None else ()
+        return linear(x, self.weight, self.bias, self.index("weight", view), bias_index)
+
+    def cost(self, widths: Widths, tokens: Count) -> Cost:
+        rows, cols = (width(d, widths) for d in self.dims["weight"])
+        return Cost(tokens * rows * cols, self.params(widths))
+
+    def reset(self, generator: torch.Generator) -> None:
+        nn.init.trunc_normal_(self.weight, std=0.02, generator=generator)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Conv2d(Elastic, nn.Conv2d):
+    """A convolution between two axes."""
+
+    def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int, padding: int = 0, bias: bool = True):
+        nn.Conv2d.__init__(self, inp.size, out.size, kernel, stride, padding, bias=bias)
+        self.dims = {"weight": (out, inp, kernel, kernel)}
+        if bias:
+            self.dims["bias"] = (out,)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        bias = self.selected("bias", view) if self.bias is not None else None
+        return F.conv2d(x, self.selected("weight", view), bias, self.stride, self.padding)
+
+    def cost(self, widths: Widths, positions: Count) -> Cost:
+        """``positions``: the number of output positions."""
+        return Cost(positions * math.prod(width(d, widths) for d in self.dims["weight"]), self.params(widths))
+
+    def reset(self, generator: torch.Generator) -> None:
+        fan_in = self.weight[0].numel()
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5), generator=generator)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
+
+
+class LayerNorm(Elastic, nn.LayerNorm):
+    """Layer norm over the channels that are there.
+
+    In a masked pass this is ViT-ResNAS's masked layer norm (section 2.3, figure 6 d): mean and variance over the kept channels only. The
+    variance is that of the deviations, as in the ordinary layer norm, not the difference E[x^2] - E[x]^2 of the released code.
+    """
+
+    def __init__(self, axis: Axis, eps: float = 1e-6):
+        nn.LayerNorm.__init__(self, axis.size, eps=eps)
+        self.dims = {"weight": (axis,), "bias": (axis,)}
+        self.axis = axis
+
+    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
+        here = view[self.axis]
+        weight, bias = self.selected("weight", view), self.selected("bias", view)
+        if here.mask is None or here.count is None:
+            return F.layer_norm(x, (here.width,), weight, bias, self.eps)
+        off = (x - x.sum(-1, keepdim=True) / here.count) * here.mask
+        spread = torch.rsqrt(off.square().sum(-1, keepdim=True) / here.count + self.eps)
+        return torch.addcmul(bias * here.mask, off * spread, weight)
+
+    def cost(self, widths: Widths) -> Cost:
+        return Cost(0, self.params(widths))
+
+    def reset(self, generator: torch.Generator) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+class Table(Elastic):
+    """A learned tensor that is no layer's weight: a class token, a position table, the scales of a branch."""
+
+    def __init__(self, *dims: Dim, fill: float | None = None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty([size(d) for d in dims]))
+        self.dims = {"weight": dims}
+        self.fill = fill
+
+    def forward(self, view: View) -> Tensor:
+        return self.selected("weight", view)
+
+    def cost(self, widths: Widths) -> Cost:
+        return Cost(0, self.params(widths))
+
+    def reset(self, generator: torch.Generator) -> None:
+        if self.fill is None:
+            nn.init.trunc_normal_(self.weight, std=0.02, generator=generator)
+        else:
+            nn.init.constant_(self.weight, self.fill)
+
+
+class PerChoice(nn.ModuleDict):
+    """Modules private to the values of a choice: a stem for each patch size. A stand-alone network has one of them."""
+
+    def __init__(self, choice: str, modules: Mapping[object, nn.Module]):
+        super().__init__({str(k): m for k, m in modules.items()})
+        self.choice = choice
+
+    def key(self, values: Mapping[str, object]) -> str:
+        return str(values[self.choice])

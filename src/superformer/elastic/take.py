@@ -1,0 +1,130 @@
+"""Slices of shared weights whose gradients touch only the slice.
+
+Autograd's own slicing answers each backward pass with a tensor of the *full* size, zero outside the slice, for every weight of
+every sub-network. Here the gradient of a slice is added in place to the part of ``weight.grad`` it belongs to; the full-size gradient is
+allocated once, when a step first needs it. A weight used whole takes autograd's ordinary way, so a stand-alone network is plain torch.
+
+The price: ``torch.autograd.grad`` and hooks on a supernet's weights do not see these gradients; read ``.grad`` after ``backward()``.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from superformer.elastic.axis import Segments
+
+Index = tuple[Segments | None, ...]
+"""For each dimension of a tensor the runs that are used, or None for all of it."""
+
+
+def whole(index: Index) -> bool:
+    return all(segments is None for segments in index)
+
+
+def gather(tensor: Tensor, index: Index) -> Tensor:
+    """The selected part of a tensor: a view where each dimension is one run, else a copy."""
+    for dim, segments in enumerate(index):
+        if segments is None:
+            continue
+        runs = [tensor.narrow(dim, start, stop - start) for start, stop in segments]
+        tensor = runs[0] if len(runs) == 1 else torch.cat(runs, dim)
+    return tensor
+
+
+def boxes(shape: torch.Size | tuple[int, ...], index: Index) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part."""
+    per_dim: list[list[tuple[slice, slice]]] = []
+    for length, segments in zip(shape, index, strict=True):
+        at, pairs = 0, []
+        for start, stop in segments or ((0, length),):
+            pairs.append((slice(start, stop), slice(at, at + stop - start)))
+            at += stop - start
+        per_dim.append(pairs)
+    return [(tuple(p[0] for p in box), tuple(p[1] for p in box)) for box in product(*per_dim)]
+
+
+def scatter(target: Tensor, index: Index, part: Tensor) -> None:
+    """Write the selected part of a tensor (the opposite of `gather`)."""
+    for there, here in boxes(target.shape, index):
+        target[there] = part[here]
+
+
+def grad_of(weight: Tensor) -> Tensor:
+    """The weight's gradient, allocated if this step has not touched it yet."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight, memory_format=torch.preserve_format)
+    return weight.grad
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Index) -> Tensor:
+        ctx.weight, ctx.index = weight, index
+        return gather(weight.detach(), index).clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        total = grad_of(ctx.weight)
+        for there, here in boxes(ctx.weight.shape, ctx.index):
+            total[there] += grad[here]
+        return None, None
+
+
+def take(weight: Tensor, index: Index) -> Tensor:
+    """The selected part of a weight, differentiable."""
+    if whole(index):
+        return weight
+    if torch.is_grad_enabled() and weight.requires_grad:
+        return _Take.apply(weight, index)  # type: ignore[no-any-return,no-untyped-call]
+    return gather(weight, index)
+
+
+class _Linear(torch.autograd.Function):
+    """``x W^T + b`` with a slice of W and b; the weight's gradient is one matrix product straight into its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
+        w = gather(weight.detach(), index)
+        b = None if bias is None else gather(bias.detach(), bias_index)
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, w, b = x.to(dtype), w.to(dtype), None if b is None else b.to(dtype)
+        ctx.save_for_backward(x, w)
+        ctx.weight, ctx.bias, ctx.index, ctx.bias_index = weight, bias, index, bias_index
+        return F.linear(x, w, b)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        x, w = ctx.saved_tensors
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        if ctx.weight.requires_grad:
+            total = grad_of(ctx.weight)
+            for there, (out, inp) in boxes(ctx.weight.shape, ctx.index):
+                if total.dtype == rows.dtype:
+                    total[there].addmm_(rows[:, out].t(), inputs[:, inp])
+                else:
+                    total[there] += rows[:, out].t() @ inputs[:, inp]
+        if ctx.bias is not None and ctx.bias.requires_grad:
+            total = grad_of(ctx.bias)
+            sums = rows.sum(0)
+            for there, here in boxes(ctx.bias.shape, ctx.bias_index):
+                total[there] += sums[here]
+        return (grad @ w if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
+    """A linear layer of which a slice is used."""
+    if whole(index) and whole(bias_index):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
+        return _Linear.apply(x, weight, bias, index, bias_index)  # type: ignore[no-any-return,no-untyped-call]
+    return F.linear(x, gather(weight, index), None if bias is None else gather(bias, bias_index))

@@ -1,0 +1,30 @@
+"""Errors that tell what was given, what is possible and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SuperformerError(ValueError):
+    """A mistake in what was asked; the message is meant for the person who asked."""
+
+
+class SpaceError(SuperformerError):
+    """A search space that is not well formed, or a name no space has."""
+
+
+class ArchError(SuperformerError):
+    """An architecture that is not well formed, or lies outside the space it is used with."""
+
+
+class InfeasibleError(SuperformerError):
+    """Limits that no architecture of the space meets."""
+
+
+def nearest(given: object, known: Iterable[object]) -> str:
+    """A sentence that names the neighbour of a misspelt word and everything that is possible."""
+    names = [str(k) for k in known]
+    close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}possible: {', '.join(names) if names else 'nothing'}"

@@ -1,0 +1,153 @@
+"""timm's model interface: what its tools, and everything built on them, ask of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from superformer.arch import Arch
+from superformer.errors import SuperformerError
+
+if TYPE_CHECKING:
+    from superformer.elastic.pass_ import Pass
+
+OutIndices = int | list[int] | tuple[int, ...] | None
+
+
+class TimmApi:
+    """The interface of timm's models. On a supernet every method takes an ``arch``; a stand-alone network needs none."""
+
+    feature_level: ClassVar[str] = "block"
+    """Where intermediate features are taken: after each ``block`` (of the first stage) or after each ``stage``."""
+    training_only: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of tensors that only training uses."""
+
+    num_classes: int
+    head: nn.Module | None
+    _own: Arch | None
+    pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
+    if TYPE_CHECKING:
+
+        def _arch(self, arch: Arch | None) -> Arch: ...
+        def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass: ...
+        def shared(self, x: Tensor) -> Tensor: ...
+        def embed(self, x: Tensor, at: Pass) -> Tensor: ...
+        def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None) -> Tensor: ...
+        def finish(self, x: Tensor, at: Pass) -> Tensor: ...
+        def pool(self, x: Tensor) -> Tensor: ...
+        def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]: ...
+        def prefix_tokens(self, stage: int) -> int: ...
+        def feature_width(self, arch: Arch, stage: int) -> int: ...
+        def reduction(self, arch: Arch, stage: int) -> int: ...
+        def new_head(self, num_classes: int) -> nn.Module | None: ...
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the final features (of a stand-alone network, or of the largest sub-network)."""
+        arch = self._own or self.space.largest()  # type: ignore[attr-defined]
+        return self.feature_width(arch, len(arch.stages) - 1)
+
+    @property
+    def head_hidden_size(self) -> int:
+        return self.num_features
+
+    embed_dim = num_features
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return 1
+
+    def _levels(self, arch: Arch) -> list[tuple[str, int]]:
+        if self.feature_level == "stage":
+            return [(f"stages.{i}", i) for i in range(len(arch.stages))]
+        return [(f"stages.0.blocks.{k}", 0) for k in range(len(arch.stages[0].blocks))]
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        arch = self._own or self.space.largest()  # type: ignore[attr-defined]
+        return [
+            {"module": name, "num_chs": self.feature_width(arch, stage), "reduction": self.reduction(arch, stage)}
+            for name, stage in self._levels(arch)
+        ]
+
+    def forward_features(self, x: Tensor, arch: Arch | None = None, side: str = "left") -> Tensor:
+        """Tokens after the final norm, class token first."""
+        at = self.plan(self._arch(arch), (int(x.shape[-2]), int(x.shape[-1])), side)
+        return self.run(self.embed(self.shared(x), at), at)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The classifier of a stand-alone network."""
+        x = self.pool(x)
+        if pre_logits or self.head is None:
+            return x
+        from superformer.elastic.axis import EMPTY
+
+        return self.head(x, EMPTY)  # type: ignore[no-any-return]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: OutIndices = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        arch: Arch | None = None,
+        side: str = "left",
+    ) -> Any:
+        """Final features and those of the chosen levels (a list of them only, with ``intermediates_only``)."""
+        output_fmt = str(getattr(output_fmt, "value", output_fmt))
+        if output_fmt not in ("NCHW", "NLC"):
+            raise SuperformerError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
+        chosen = self._arch(arch)
+        at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side)
+        levels = self._levels(chosen)
+        take, _ = feature_take_indices(len(levels), indices)
+        collect: list[tuple[int, Tensor]] = []
+        final = self.run(self.embed(self.shared(x), at), at, collect)
+        if norm and len({stage for _, stage in levels}) > 1:
+            raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
+        if self.feature_level == "stage":
+            collect = [max((c for c in collect if c[0] == i), key=lambda c: collect.index(c), default=(i, final)) for i in range(len(chosen.stages))]
+        out: list[Any] = []
+        for k in take:
+            stage, y = collect[k]
+            prefix = self.prefix_tokens(stage)
+            y = self.finish(y, at) if norm else y
+            tokens, patches = y[:, :prefix], y[:, prefix:]
+            if output_fmt == "NCHW":
+                rows, cols = self.stage_grid(stage, at.grid)
+                patches = patches.transpose(1, 2).reshape(len(y), -1, rows, cols).contiguous()
+            out.append((patches, tokens) if return_prefix_tokens else patches)
+        return out if intermediates_only else (final, out)
+
+    def get_classifier(self) -> nn.Module | None:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for another number of classes; 0 leaves the pooled features."""
+        like = next(self.parameters())  # type: ignore[attr-defined]
+        self.num_classes = num_classes
+        self.head = self.new_head(num_classes)
+        if self.head is not None:
+            self.head.to(device=like.device, dtype=like.dtype)
+            self.head.reset(torch.Generator().manual_seed(0))  # type: ignore[operator]
+
+    def no_weight_decay(self) -> set[str]:
+        """Tables: class tokens, positions, scales (timm's optimisers ask)."""
+        from superformer.elastic.layers import Table
+
+        return {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, Table)}  # type: ignore[attr-defined]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Groups of layers for layer-wise learning rates."""
+        return {"stem": r"^(stems|stem|cls_token|embed)", "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^(norm|head)", (99999,))]}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.grad_checkpointing = enable

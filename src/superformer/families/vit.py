@@ -1,0 +1,213 @@
+"""The plain vision transformer: the spaces of ViTAS (v1 table 1, v2 table 2) and AutoFormer.
+
+Network-wide: the patch size, each with its own stem, and the width of the tokens. For each block: the number of heads, the attention width
+(of q, of k and of v) and the hidden width of the MLP. Optional: AutoFormer's relative positions and mean pooling; CaiT's class attention, as
+a second stage, with LayerScale (v1, appendix D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from superformer.arch import Arch
+from superformer.cost.count import NOTHING, Cost, Count
+from superformer.elastic.attention import SHARED, Attention
+from superformer.elastic.axis import Axis, fixed
+from superformer.elastic.block import Block, Mlp
+from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
+from superformer.elastic.pass_ import Pass
+from superformer.elastic.positions import resized
+from superformer.errors import SuperformerError
+from superformer.families.base import Network, StageModule
+from superformer.families.schema import Schema
+from superformer.space import Space, Times
+
+OPTIONS: dict[str, Any] = {
+    "rel_pos": None,  # reach of AutoFormer's relative positions
+    "pool": "cls",  # "cls": the class token; "mean": the mean of the patches
+    "scale": "head",  # of the attention logits, see Attention
+    "eps": 1e-6,  # of the blocks' layer norms
+    "final_eps": 1e-6,  # of the final layer norm
+    "layer_scale": None,  # initial value of LayerScale
+    "class_attention": False,  # the last stage is CaiT's class attention
+}
+
+
+def rules(space: Space) -> Iterable[str]:
+    """What a space of this family must keep to."""
+    option = lambda name: Vit.schema.option(space.options, name)  # noqa: E731
+    wanted = 2 if option("class_attention") else 1
+    if len(space.stages) != wanted:
+        yield f"a vit has {wanted} stage(s) {'(the second is the class attention)' if wanted == 2 else ''}, not {len(space.stages)}"
+    if option("pool") not in ("cls", "mean"):
+        yield f"pool must be cls or mean, not {option('pool')!r}"
+    scale = option("scale")
+    if scale not in ("head", "embed") and not isinstance(scale, float):
+        yield f"scale must be head, embed or a number, not {scale!r}"
+    if option("class_attention") and (option("rel_pos") or option("pool") != "cls"):
+        yield "class attention goes with pool=cls and without relative positions"
+    if len(space.widths("resolution")) > 1:
+        yield "position tables belong to one input size: a space of this family has one resolution"
+    for resolution in space.widths("resolution"):
+        for patch in space.widths("patch_size"):
+            if patch < 1 or resolution % patch:
+                yield f"a picture of {resolution} pixels does not divide into patches of {patch}"
+    for i, stage in enumerate(space.stages):
+        for p, block in enumerate(stage.blocks):
+            if isinstance(block["attn"], Times) and block["attn"].of == "heads":
+                continue
+            heads = space.widths("heads", i, p)
+            for attn in space.widths("attn", i, p):
+                if bad := [h for h in heads if attn % h]:
+                    yield f"an attention width of {attn} does not divide into {bad[0]} heads (stage {i}, block {p})"
+            if option("rel_pos") and len({a // h for a in space.widths("attn", i, p) for h in heads}) > 1:
+                yield "relative positions need heads of one width: write attn=times(head_width, of='heads')"
+
+
+class Stem(nn.Module):
+    """Patches as tokens: a strided convolution, a class token and a position for each token (all private to a patch size)."""
+
+    def __init__(self, pixels: Axis, width: Axis, patch: int, grid: tuple[int, int], cls: bool, positions: int):
+        super().__init__()
+        self.proj = Conv2d(pixels, width, patch, patch)
+        self.cls_token = Table(1, width) if cls else None
+        self.pos_embed = Table(positions, width)
+        self.native = grid
+
+    def cost(self, widths: Mapping[Axis, Count], patches: Count) -> Cost:
+        cost = self.proj.cost(widths, patches) + self.pos_embed.cost(widths)
+        return cost + (self.cls_token.cost(widths) if self.cls_token is not None else NOTHING)
+
+
+class Vit(Network):
+    """A vision transformer (see the module)."""
+
+    schema = Schema(
+        "vit",
+        choices=frozenset({"patch_size", "width"}),
+        stage=frozenset(),
+        block=frozenset({"heads", "attn", "mlp"}),
+        options=OPTIONS,
+        weights={"shared": SHARED, "cls_token": ("private", "shared")},
+        rules=rules,
+    )
+
+    def option(self, name: str) -> Any:
+        return self.schema.option(self.space.options, name) or None
+
+    def build(self) -> None:
+        space = self.space
+        self.width = width = Axis("width", space.widths("width"))
+        late = bool(self.option("class_attention"))
+        private = space.weights.get("cls_token", "private") == "private"
+        resolution = space.widths("resolution")[-1]
+        stems = {}
+        for patch in space.widths("patch_size"):
+            side = resolution // patch
+            stems[patch] = Stem(fixed("pixels", self.in_chans), width, patch, (side, side), private, side * side + (not late))
+        self.stems = PerChoice("patch_size", stems)
+        self.cls_token = None if private else Table(1, width)
+        for i, stage in enumerate(space.stages):
+            blocks = [self._block(i, p, late and i == 1) for p in range(stage.positions)]
+            self.stages.append(StageModule(blocks))
+        self.norm = LayerNorm(width, self.option("final_eps"))
+        self.head = self.new_head(self.num_classes)
+
+    def _block(self, stage: int, position: int, class_only: bool) -> Block:
+        space = self.space
+        inner = Axis("attn", space.widths("attn", stage, position), space.unit("attn", stage, position))
+        hidden = Axis("mlp", space.widths("mlp", stage, position))
+        heads = space.widths("heads", stage, position)
+        shared = str(space.weights.get("shared", "qkv"))
+        attn = Attention(self.width, inner, heads, shared, self.option("scale"), self.option("rel_pos"), class_only)
+        return Block(self.width, attn, Mlp(self.width, hidden), self.option("eps"), self.option("layer_scale"))
+
+    def new_head(self, num_classes: int) -> Linear | None:
+        return Linear(self.width, fixed("classes", num_classes)) if num_classes else None
+
+    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+        return {self.width: choices["width"]}
+
+    # --- the pass ---
+
+    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+        patch = values["patch_size"]
+        if np.any(height % patch) or np.any(width % patch):
+            raise SuperformerError(f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple")
+        return height // patch, width // patch
+
+    def mask_group(self, arch: Arch) -> object:
+        return arch.resolution, arch.choices["patch_size"]
+
+    def embed(self, x: Tensor, at: Pass) -> Tensor:
+        stem = self.stems[self.stems.key(at.arch.choices)]
+        assert isinstance(stem, Stem)
+        tokens = stem.proj(x, at.view).flatten(2).transpose(1, 2)
+        prefix = 0 if self.option("class_attention") else 1
+        if prefix:
+            tokens = self._with_class(tokens, stem, at)
+        return at.view[self.width].keep(tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix))
+
+    def _with_class(self, tokens: Tensor, stem: Stem, at: Pass) -> Tensor:
+        table = stem.cls_token if stem.cls_token is not None else self.cls_token
+        assert table is not None
+        return torch.cat([at.view[self.width].keep(table(at.view).expand(len(tokens), 1, -1)), tokens], 1)
+
+    def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
+        if stage == 0:
+            return x
+        stem = self.stems[self.stems.key(at.arch.choices)]
+        assert isinstance(stem, Stem)
+        return self._with_class(x, stem, at)
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return self.norm(x, at.view)
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
+
+    def classify(self, x: Tensor, at: Pass, **heads: Any) -> Tensor:
+        pooled = self.pool(x)
+        return self.head(pooled, at.view) if self.head is not None else pooled  # type: ignore[no-any-return]
+
+    # --- timm ---
+
+    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
+        return grid
+
+    def prefix_tokens(self, stage: int) -> int:
+        return 0 if self.option("class_attention") and stage == 0 else 1
+
+    def feature_width(self, arch: Arch, stage: int) -> int:
+        return arch.choices.int("width")
+
+    def reduction(self, arch: Arch, stage: int) -> int:
+        return arch.choices.int("patch_size")
+
+    # --- cost ---
+
+    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        if stage > 0:
+            return NOTHING
+        rows, cols = self.grid(values, *size)
+        total = NOTHING if self.cls_token is None else self.cls_token.cost(widths)
+        for patch in self.space.widths("patch_size"):
+            stem = self.stems[str(patch)]
+            assert isinstance(stem, Stem)
+            total += stem.cost(widths, rows * cols).times(np.equal(values["patch_size"], patch).astype(np.int64))
+        return total
+
+    def block_cost(
+        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
+        rows, cols = self.grid(values, *size)
+        return self.stage(stage).block(position).cost(widths, values, rows * cols + 1 - (self.prefix_tokens(stage) == 0), (rows, cols))
+
+    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        cost = self.norm.cost(widths)
+        return cost + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)

@@ -1,0 +1,267 @@
+"""ViT-Res and the ViT-ResNAS spaces: a multi-stage vision transformer with residual spatial reduction (Liao, Karaman, Sze).
+
+A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction (section 2.2, figure 3)
+halves the grid and widens the tokens. For each stage its width; for each block the number of heads (of a width fixed by the stage) and the hidden
+width. A second classifier on the patch tokens serves token labelling (section 2.4); it is used in training only, and a network has it only if it
+was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superformer.arch import Arch
+from superformer.cost.count import NOTHING, Cost, Count
+from superformer.elastic.attention import Attention
+from superformer.elastic.axis import Axis, Selection, fixed
+from superformer.elastic.block import Block, Mlp
+from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
+from superformer.elastic.pass_ import Pass
+from superformer.elastic.positions import resized
+from superformer.errors import SuperformerError
+from superformer.families.base import Network, StageModule
+from superformer.families.schema import Schema
+from superformer.sharing import Sharing
+from superformer.space import Space, Times
+
+PATCH = 14
+"""Pixels of a patch in a row: 2 (the stem's stride) times 7."""
+
+OPTIONS: dict[str, Any] = {
+    "stem": 24,  # channels of the stem's convolutions
+    "eps": 1e-6,  # of the layer norms
+    "residual": True,  # the skip of the spatial reduction (off: the ablation of table 1)
+}
+
+
+def rules(space: Space) -> Iterable[str]:
+    if len(space.widths("resolution")) > 1:
+        yield "position tables belong to one input size: a space of this family has one resolution"
+    for resolution in space.widths("resolution"):
+        if resolution % PATCH:
+            yield f"a picture of {resolution} pixels does not divide into patches of {PATCH}"
+    for i, stage in enumerate(space.stages[1:], 1):
+        before, here = space.widths("width", i - 1), space.widths("width", i)
+        if VitRes.schema.option(space.options, "residual") and here[0] < before[-1]:
+            yield f"residual spatial reduction cannot narrow the tokens: stage {i} may be {here[0]} wide after {before[-1]}"
+    for i, stage in enumerate(space.stages):
+        for p, block in enumerate(stage.blocks):
+            if isinstance(block["attn"], Times) and block["attn"].of == "heads":
+                continue
+            for attn in space.widths("attn", i, p):
+                if bad := [h for h in space.widths("heads", i, p) if attn % h]:
+                    yield f"an attention width of {attn} does not divide into {bad[0]} heads (stage {i}, block {p})"
+
+
+class ConvBnRelu(nn.Sequential):
+    def __init__(self, inp: int, out: int, stride: int):
+        super().__init__(nn.Conv2d(inp, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True))
+
+
+class ConvStem(nn.Module):
+    """Three 3x3 convolutions, the first of stride 2, with a skip from the first to the third. Not searched."""
+
+    def __init__(self, inp: int, channels: int):
+        super().__init__()
+        self.conv1 = ConvBnRelu(inp, channels, 2)
+        self.conv2 = ConvBnRelu(channels, channels, 1)
+        self.conv3 = ConvBnRelu(channels, channels, 1)
+        self.channels = (inp, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        return self.conv3(self.conv2(x)) + x  # type: ignore[no-any-return]
+
+    def cost(self, positions: Count) -> Cost:
+        inp, channels = self.channels
+        weights = 9 * channels * (inp + 2 * channels)
+        return Cost(positions * weights, weights + 6 * channels)
+
+
+class SpatialReduction(nn.Module):
+    """Residual spatial reduction (section 2.2, figure 3).
+
+    Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix for the class token. Main
+    branch: the patches average-pooled, the class token as it is, both widened with zero channels. The figure draws a layer norm
+    for the patches and one for the class token; the released networks, and so this one, share it.
+    """
+
+    def __init__(self, inp: Axis, out: Axis, positions: int, eps: float, residual: bool):
+        super().__init__()
+        self.inp, self.out, self.residual = inp, out, residual
+        self.norm = LayerNorm(inp, eps)
+        self.reduce = Conv2d(inp, out, 3, 2, 1)
+        self.token = Linear(inp, out)
+        self.pos_embed = Table(positions, out)
+
+    def forward(self, x: Tensor, at: Pass, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
+        view, (rows, cols) = at.view, grid
+        normed = self.norm(x, view)
+        picture = normed[:, 1:].transpose(1, 2).reshape(len(x), -1, rows, cols)
+        patches = self.reduce(picture, view).flatten(2).transpose(1, 2)
+        patches = patches + resized(self.pos_embed(view), halved(native), halved(grid), 0)
+        y = torch.cat([self.token(normed[:, :1], view), patches], 1)
+        if self.residual:
+            picture = x[:, 1:].transpose(1, 2).reshape(len(x), -1, rows, cols)
+            pooled = F.avg_pool2d(picture, 2, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2)
+            y = y + self._widened(torch.cat([x[:, :1], pooled], 1), y.shape[-1], at)
+        return view[self.out].keep(y)
+
+    def _widened(self, x: Tensor, width: int, at: Pass) -> Tensor:
+        """Zero channels after the last; in a masked pass, after the last of each sub-network's own."""
+        if at.parts is None or all(_leads(p.view[self.inp]) and _leads(p.view[self.out]) for p in at.parts):
+            return F.pad(x, (0, width - x.shape[-1]))
+        outs = []
+        for part in at.parts:
+            own, new = part.view[self.inp], part.view[self.out]
+            kept = torch.cat([x[part.rows, :, a:b] for a, b in own.segments], -1)
+            outs.append(new.place(F.pad(kept, (0, new.width - own.width)), width))
+        return torch.cat(outs)
+
+    def cost(self, widths: Mapping[Axis, Count], positions: Count) -> Cost:
+        return self.norm.cost(widths) + self.reduce.cost(widths, positions) + self.token.cost(widths, 1) + self.pos_embed.cost(widths)
+
+
+def _leads(selection: Selection) -> bool:
+    """The first channels, in order."""
+    return selection.segments[0][0] == 0
+
+
+def halved(grid: tuple[Any, Any]) -> tuple[Any, Any]:
+    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
+
+
+class VitRes(Network):
+    """A multi-stage vision transformer (see the module)."""
+
+    schema = Schema(
+        "vit_res",
+        choices=frozenset(),
+        stage=frozenset({"width"}),
+        block=frozenset({"heads", "attn", "mlp"}),
+        options=OPTIONS,
+        rules=rules,
+    )
+    feature_level = "stage"
+    training_only = ("patch_head.",)
+
+    def __init__(
+        self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3, patch_head: bool = False
+    ):
+        self.with_patch_head = patch_head
+        super().__init__(space, num_classes, sharing, in_chans)
+
+    def option(self, name: str) -> Any:
+        return self.schema.option(self.space.options, name)
+
+    def build(self) -> None:
+        space, eps = self.space, self.option("eps")
+        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
+        side = space.widths("resolution")[-1] // PATCH
+        self.stem = ConvStem(self.in_chans, self.option("stem"))
+        self.proj = Conv2d(fixed("stem", self.option("stem")), self.widths[0], 7, 7)
+        self.cls_token = Table(1, self.widths[0])
+        self.pos_embed = Table(side * side + 1, self.widths[0])
+        for i, stage in enumerate(space.stages):
+            enter = None
+            if i:
+                side = (side + 1) // 2
+                enter = SpatialReduction(self.widths[i - 1], self.widths[i], side * side, eps, bool(self.option("residual")))
+            self.stages.append(StageModule([self._block(i, p) for p in range(stage.positions)], enter))
+        self.norm = LayerNorm(self.widths[-1], eps)
+        self.head = self.new_head(self.num_classes)
+        self.patch_head = self.new_head(self.num_classes) if self.with_patch_head else None
+
+    def _block(self, stage: int, position: int) -> Block:
+        space, width = self.space, self.widths[stage]
+        inner = Axis("attn", space.widths("attn", stage, position), space.unit("attn", stage, position))
+        attn = Attention(width, inner, space.widths("heads", stage, position))
+        return Block(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.option("eps"))
+
+    def new_head(self, num_classes: int) -> Linear | None:
+        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
+
+    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+        return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
+
+    # --- the pass ---
+
+    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+        if height % PATCH or width % PATCH:
+            raise SuperformerError(f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple")
+        return height // PATCH, width // PATCH
+
+    def shared(self, x: Tensor) -> Tensor:
+        return self.stem(x)  # type: ignore[no-any-return]
+
+    def embed(self, x: Tensor, at: Pass) -> Tensor:
+        here = at.view[self.widths[0]]
+        tokens = self.proj(x, at.view).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls_token(at.view).expand(len(tokens), 1, -1), tokens], 1)
+        return here.keep(tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1))
+
+    def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
+        reduction = self.stage(stage).enter
+        if not isinstance(reduction, SpatialReduction):
+            return x
+        return reduction(x, at, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))  # type: ignore[no-any-return]
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return self.norm(x, at.view)
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+    def classify(self, x: Tensor, at: Pass, patches: bool = False, **heads: Any) -> Any:
+        """Logits of the picture; with ``patches`` also those of every patch of the last stage, for token labelling."""
+        pooled = self.pool(x)
+        logits = self.head(pooled, at.view) if self.head is not None else pooled
+        if not patches:
+            return logits
+        if self.patch_head is None:
+            raise SuperformerError("this network has no patch head; build it with patch_head=True")
+        return logits, self.patch_head(x[:, 1:], at.view)
+
+    # --- timm ---
+
+    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
+        for _ in range(stage):
+            grid = halved(grid)
+        return grid
+
+    def prefix_tokens(self, stage: int) -> int:
+        return 1
+
+    def feature_width(self, arch: Arch, stage: int) -> int:
+        return arch.stages[stage].choices.int("width")
+
+    def reduction(self, arch: Arch, stage: int) -> int:
+        return PATCH * 2**stage
+
+    # --- cost ---
+
+    def _cost_grid(self, stage: int, size: tuple[Count, Count]) -> tuple[Count, Count]:
+        return self.stage_grid(stage, (size[0] // PATCH, size[1] // PATCH))
+
+    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        rows, cols = self._cost_grid(stage, size)
+        reduction = self.stage(stage).enter
+        if isinstance(reduction, SpatialReduction):
+            return reduction.cost(widths, rows * cols)
+        cost = self.stem.cost(((size[0] + 1) // 2) * ((size[1] + 1) // 2)) + self.proj.cost(widths, rows * cols)
+        return cost + self.cls_token.cost(widths) + self.pos_embed.cost(widths)
+
+    def block_cost(
+        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
+        rows, cols = self._cost_grid(stage, size)
+        return self.stage(stage).block(position).cost(widths, values, rows * cols + 1, (rows, cols))
+
+    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        cost = self.norm.cost(widths) + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        return cost + (Cost(0, self.patch_head.params(widths)) if self.patch_head is not None else NOTHING)

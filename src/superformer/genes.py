@@ -1,0 +1,199 @@
+"""Populations as integer arrays: which gene is which choice, and the values of a whole population at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superformer.arch import Arch, StageArch, Value, Values
+from superformer.errors import ArchError
+
+if TYPE_CHECKING:
+    from superformer.space import Genes, Space, Spec, Stage
+
+Columns = dict[str, int]
+"""The gene of each choice; a choice with one value has none."""
+
+
+@dataclass(frozen=True)
+class StageLayout:
+    choices: Columns
+    depth: int | None
+    on: dict[int, int]
+    blocks: tuple[Columns, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a space's genes: network-wide choices, then for each stage its choices, its depth (or which skippable
+    positions run) and its blocks' choices."""
+
+    space: Space
+    choices: Columns
+    stages: tuple[StageLayout, ...]
+    bounds: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(space: Space) -> Layout:
+        bounds: list[int] = []
+        names: list[str] = []
+
+        def gene(name: str, count: int) -> int:
+            bounds.append(count)
+            names.append(name)
+            return len(bounds) - 1
+
+        def columns(prefix: str, specs: Mapping[str, Spec]) -> Columns:
+            return {name: gene(prefix + name, len(spec.values)) for name, spec in specs.items() if len(spec.values) > 1}
+
+        top = columns("", space.choices)
+        stages = []
+        for i, stage in enumerate(space.stages):
+            own = columns(f"stage{i}.", stage.choices)
+            depth = gene(f"stage{i}.depth", len(stage.depths)) if len(stage.depths) > 1 and not stage.skippable else None
+            on = {p: gene(f"stage{i}.block{p}.on", 2) for p in stage.skippable}
+            if stage.tied:
+                blocks: tuple[Columns, ...] = (columns(f"stage{i}.blocks.", stage.blocks[0]),) * stage.positions if stage.positions else ()
+            else:
+                blocks = tuple(columns(f"stage{i}.block{p}.", b) for p, b in enumerate(stage.blocks))
+            stages.append(StageLayout(own, depth, on, blocks))
+        return Layout(space, top, tuple(stages), tuple(bounds), tuple(names))
+
+    def population(self, genes: Genes) -> Population:
+        if genes.ndim != 2 or genes.shape[1] != len(self.bounds):
+            raise ArchError(f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, not an array of shape {genes.shape}")
+        if not np.issubdtype(genes.dtype, np.integer):
+            raise ArchError(f"genes are whole numbers, not {genes.dtype}")
+        wrong = np.argwhere((genes < 0) | (genes >= np.asarray(self.bounds, dtype=np.int64)))
+        if len(wrong):
+            row, column = wrong[0]
+            raise ArchError(
+                f"gene {self.names[column]} of row {row} is {genes[row, column]}; it must be from 0 to {self.bounds[column] - 1}"
+            )
+        n = len(genes)
+        top = self._values(genes, self.space.choices, self.choices, {})
+        stages = []
+        for stage, where in zip(self.space.stages, self.stages, strict=True):
+            own = self._values(genes, stage.choices, where.choices, top)
+            active = np.ones((n, stage.positions), dtype=bool)
+            if where.depth is not None:
+                active = np.arange(stage.positions) < np.asarray(stage.depths)[genes[:, where.depth]][:, None]
+            for p, column in where.on.items():
+                active[:, p] = genes[:, column] > 0
+            scope = {**top, **own}
+            blocks = tuple(self._values(genes, b, c, scope) for b, c in zip(stage.blocks, where.blocks, strict=True))
+            stages.append(StagePopulation(stage, own, active, blocks))
+        return Population(self.space, n, top, tuple(stages))
+
+    @staticmethod
+    def _values(genes: Genes, specs: Mapping[str, Spec], columns: Columns, scope: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
+            index = genes[:, columns[name]] if name in columns else np.zeros(len(genes), dtype=np.int64)
+            found[name] = resolve(spec, index, {**scope, **found})
+        return found
+
+    def row(self, arch: Arch) -> list[int]:
+        """The genes of one architecture; the error says what lies outside the space and what is possible."""
+        row = [0] * len(self.bounds)
+        space = self.space
+        top = {"resolution": arch.resolution, **arch.choices}
+        self._fill(row, space.choices, self.choices, top, top, f"{space.name}:")
+        for i, (stage, where, own) in enumerate(zip(space.stages, self.stages, arch.stages, strict=True)):
+            label = f"{space.name}: stage {i}"
+            scope: dict[str, Value] = {**top, **own.choices}
+            self._fill(row, stage.choices, where.choices, own.choices, scope, label)
+            at = self.placement(stage, own, label)
+            if where.depth is not None:
+                row[where.depth] = stage.depths.index(len(own.blocks))
+            for p, column in where.on.items():
+                row[column] = int(p in at)
+            if stage.tied and len(set(own.blocks)) > 1:
+                raise ArchError(f"{label}: all blocks of this space must be the same")
+            for p, values in zip(at, own.blocks, strict=True):
+                self._fill(row, stage.blocks[p], where.blocks[p], values, {**scope, **values}, f"{label}, block {p}:")
+        return row
+
+    @staticmethod
+    def placement(stage: Stage, own: StageArch, label: str) -> tuple[int, ...]:
+        """The positions of a stage's blocks."""
+        depth = len(own.blocks)
+        if depth not in stage.depths:
+            raise ArchError(f"{label} has {depth} blocks; possible: {', '.join(map(str, stage.depths))}")
+        if own.at is None or not stage.skippable:
+            return stage.placement(depth)
+        always = set(range(stage.positions)) - set(stage.skippable)
+        at = own.at
+        if len(at) != depth or list(at) != sorted(set(at)) or not always <= set(at) <= set(range(stage.positions)):
+            raise ArchError(
+                f"{label}: blocks at positions {at} do not fit: {depth} rising positions within 0..{stage.positions - 1} are needed"
+                + (f", among them {sorted(always)}" if always else "")
+            )
+        return at
+
+    @staticmethod
+    def _fill(
+        row: list[int], specs: Mapping[str, Spec], columns: Columns, values: Mapping[str, Value], scope: Mapping[str, Value], label: str
+    ) -> None:
+        if set(values) != set(specs):
+            raise ArchError(f"{label} has values for {', '.join(sorted(values)) or 'nothing'}; needed: {', '.join(sorted(specs)) or 'none'}")
+        for name, spec in specs.items():
+            possible = [resolve_one(spec, k, scope) for k in range(len(spec.values))]
+            if values[name] not in possible:
+                raise ArchError(f"{label} {name}={values[name]} is not in the space; possible: {', '.join(map(str, possible))}")
+            if name in columns:
+                row[columns[name]] = possible.index(values[name])
+
+
+def resolve(spec: Spec, index: NDArray[np.int64], scope: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """The values behind indices, for a population."""
+    chosen: NDArray[Any] = np.asarray(spec.values)[index]
+    if hasattr(spec, "of"):
+        return (scope[spec.of] * chosen).astype(np.int64)
+    return chosen
+
+
+def resolve_one(spec: Spec, index: int, scope: Mapping[str, Value]) -> Value:
+    value = spec.values[index]
+    if hasattr(spec, "of"):
+        return int(scope[spec.of] * value) if spec.of in scope else -1  # type: ignore[operator]
+    return value
+
+
+@dataclass(frozen=True)
+class StagePopulation:
+    """One stage of a population: its values, which positions run, and the values of each position."""
+
+    stage: Stage
+    choices: dict[str, NDArray[Any]]
+    active: NDArray[np.bool_]
+    blocks: tuple[dict[str, NDArray[Any]], ...]
+
+
+@dataclass(frozen=True)
+class Population:
+    """The values of many architectures, as arrays with an entry for each."""
+
+    space: Space
+    n: int
+    choices: dict[str, NDArray[Any]]
+    stages: tuple[StagePopulation, ...]
+
+    def archs(self) -> list[Arch]:
+        return [self._arch(k) for k in range(self.n)]
+
+    def _arch(self, k: int) -> Arch:
+        stages = []
+        for s in self.stages:
+            at = tuple(int(p) for p in np.flatnonzero(s.active[k]))
+            blocks = tuple(Values({name: v[k] for name, v in s.blocks[p].items()}) for p in at)
+            free = None if at == s.stage.placement(len(at)) else at
+            stages.append(StageArch(blocks, Values({name: v[k] for name, v in s.choices.items()}), free))
+        top = {name: v[k] for name, v in self.choices.items()}
+        resolution = int(top.pop("resolution"))
+        return Arch(self.space.family, resolution, Values(top), tuple(stages), self.space.options)  # type: ignore[arg-type]

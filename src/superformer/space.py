@@ -1,0 +1,481 @@
+"""Search spaces: declared as the papers' tables, counted exactly, encoded as integer arrays.
+
+A space has network-wide choices (patch size, width, resolution), and stages. A stage has its own choices, a number of blocks and choices
+for each block. How many blocks run is declared in one of two ways:
+
+* ``depth=(12, 13, 14)``: identities sit at the end of the stage (ViTAS v2, section 5, *identity shifting*), so that one
+  architecture is one point;
+* ``depth=16, skippable=range(16)``: any of these positions may be an identity (ViTAS v1; in ViT-ResNAS the second block of each pair). Many
+  *paths* through the supernet are then one architecture; `Space.size` counts architectures, `Space.paths` counts paths.
+
+Values are written from the smallest network to the largest.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superformer.arch import Arch, StageArch, Value, Values, expect, load_json, plain
+from superformer.errors import ArchError, SpaceError, nearest
+from superformer.genes import Layout, Population
+
+if TYPE_CHECKING:
+    from superformer.sampling import Limit
+
+Genes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these values."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One of these multiples of another value, rounded down: ``ratio(3.5, 4, of="width")``."""
+
+    values: tuple[Value, ...]
+    of: str
+
+
+@dataclass(frozen=True)
+class Times:
+    """A fixed multiple of another value, nothing to choose: ``times(64, of="heads")``."""
+
+    factor: int
+    of: str
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return (self.factor,)
+
+
+Spec = Choice | Ratio | Times
+
+
+def ratio(*values: float, of: str) -> Ratio:
+    return Ratio(tuple(plain(v) for v in values), of)
+
+
+def times(factor: int, of: str) -> Times:
+    return Times(factor, of)
+
+
+def tenths(largest: int, parts: int = 1) -> tuple[int, ...]:
+    """ViTAS's ten widths: ``i/10`` of the largest, rounded, for i = 1..10."""
+    return tuple(round(i / 10 * largest) // parts for i in range(1, 11))
+
+
+def _spec(name: str, given: object) -> Spec:
+    if isinstance(given, Choice | Ratio | Times):
+        spec: Spec = given
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        spec = Choice(tuple(plain(v) for v in given))
+    else:
+        spec = Choice((plain(given),))
+    if not spec.values:
+        raise SpaceError(f"{name} has no value to choose from")
+    if len(set(spec.values)) != len(spec.values):
+        raise SpaceError(f"{name} names a value twice: {', '.join(map(str, spec.values))}")
+    return spec
+
+
+def _specs(given: Mapping[str, object]) -> dict[str, Spec]:
+    return {name: _spec(name, value) for name, value in given.items()}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: a line of a paper's table.
+
+    ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of blocks or the numbers
+    it may be. ``skip`` is the probability with which sampling leaves a skippable position out (ViT-ResNAS: one half; ViTAS v1: identity is
+    one of five operations). In a ``tied`` stage all blocks are the same (ViTAS v1, section 5.3).
+    """
+
+    block: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    depth: int | Iterable[int]
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    skippable: Iterable[int] = ()
+    skip: float = 0.5
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        given = self.depth
+        depths: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(sorted(set(given)))
+        if not depths or depths[0] < 0:
+            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {given!r}")
+        positions = depths[-1]
+        block = [_specs(self.block)] * positions if isinstance(self.block, Mapping) else [_specs(b) for b in self.block]
+        if len(block) != positions:
+            raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
+        skippable = tuple(sorted(set(self.skippable)))
+        if skippable:
+            if len(depths) > 1:
+                raise SpaceError("a stage has either several depths or skippable positions, not both")
+            if not set(skippable) <= set(range(positions)):
+                raise SpaceError(f"skippable positions {skippable} are not all within 0..{positions - 1}")
+            if any(b != block[0] for b in block):
+                raise SpaceError("with skippable positions all blocks of a stage must have the same choices")
+            if not 0 < self.skip < 1:
+                raise SpaceError(f"skip must be a probability between 0 and 1, not {self.skip}")
+            depths = tuple(range(positions - len(skippable), positions + 1))
+        if self.tied and (skippable or any(b != block[0] for b in block)):
+            raise SpaceError("tied blocks must have the same choices, and none can be skipped by itself")
+        object.__setattr__(self, "block", tuple(block))
+        object.__setattr__(self, "depth", depths)
+        object.__setattr__(self, "choices", _specs(self.choices))
+        object.__setattr__(self, "skippable", skippable)
+
+    @property
+    def blocks(self) -> tuple[dict[str, Spec], ...]:
+        assert isinstance(self.block, tuple)
+        return self.block
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        assert isinstance(self.depth, tuple)
+        return self.depth
+
+    @property
+    def positions(self) -> int:
+        return len(self.blocks)
+
+    def options(self, position: int) -> int:
+        """The number of different blocks at a position."""
+        return math.prod(len(spec.values) for spec in self.blocks[position].values())
+
+    def sequences(self, depth: int) -> int:
+        """The number of different sequences of ``depth`` blocks."""
+        if self.tied:
+            return self.options(0) if depth else 1
+        return math.prod(self.options(p) for p in range(depth))
+
+    def placement(self, depth: int) -> tuple[int, ...]:
+        """The canonical positions of ``depth`` blocks: those that always run, then skippable ones from the front."""
+        if not self.skippable:
+            return tuple(range(depth))
+        assert not isinstance(self.skippable, int)
+        kept = tuple(self.skippable)[: depth - (self.positions - len(tuple(self.skippable)))]
+        return tuple(p for p in range(self.positions) if p not in tuple(self.skippable) or p in kept)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A space of architectures of one family.
+
+    ``options`` set the family's function (relative positions, pooling; they become part of every arch), ``weights`` how the supernet keeps
+    its weights (which of q, k, v are private to a head count).
+    """
+
+    name: str
+    family: str
+    stages: tuple[Stage, ...]
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    img_size: int = 224
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from superformer.families import family
+
+        choices = dict(self.choices)
+        resolution = choices.pop("resolution", self.img_size)
+        object.__setattr__(self, "choices", {"resolution": _spec("resolution", resolution), **_specs(choices)})
+        object.__setattr__(self, "stages", tuple(self.stages))
+        schema = family(self.family).schema
+        object.__setattr__(self, "options", schema.normal_options(self.options))
+        object.__setattr__(self, "weights", Values(self.weights))
+        for where, specs in self._scopes():
+            for name, spec in specs.items():
+                if not isinstance(spec, Choice) and spec.of not in where:
+                    raise SpaceError(f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {nearest(spec.of, where)}")
+        schema.check_space(self)
+        for i, stage in enumerate(self.stages):
+            for p, block in enumerate(stage.blocks[:1] if len(set(map(str, stage.blocks))) == 1 else stage.blocks):
+                for name, spec in block.items():
+                    if isinstance(spec, Ratio) and any(len({int(b * v) for v in spec.values}) < len(spec.values) for b in self._bases(i, p, spec.of)):  # type: ignore[operator]
+                        raise SpaceError(f"{self.name}: two ratios of {name} in stage {i} give the same width; leave one out")
+
+    def _scopes(self) -> Iterable[tuple[set[str], Mapping[str, Spec]]]:
+        yield set(self.choices), self.choices
+        for stage in self.stages:
+            yield set(self.choices) | set(stage.choices), stage.choices
+            for block in stage.blocks:
+                yield set(self.choices) | set(stage.choices) | set(block), block
+
+    # --- what is in it ---
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The number of different architectures, exactly."""
+        count = math.prod(len(s.values) for s in self.choices.values())
+        for stage in self.stages:
+            count *= math.prod(len(s.values) for s in stage.choices.values()) * sum(map(stage.sequences, stage.depths))
+        return count
+
+    @functools.cached_property
+    def paths(self) -> int:
+        """The number of paths through the supernet, as papers with free identities count (ViTAS v1: 3 * 10 * 401^16)."""
+        count = math.prod(len(s.values) for s in self.choices.values())
+        for stage in self.stages:
+            count *= math.prod(len(s.values) for s in stage.choices.values())
+            if stage.skippable:
+                count *= math.prod(stage.options(p) + (p in stage.skippable) for p in range(stage.positions))  # type: ignore[operator]
+            else:
+                count *= sum(map(stage.sequences, stage.depths))
+        return count
+
+    def _bases(self, stage: int, position: int, name: str) -> tuple[Value, ...]:
+        own = self.stages[stage]
+        for specs in (own.blocks[position] if own.positions else {}, own.choices, self.choices):
+            if name in specs:
+                return self._all(stage, position, name, specs[name])
+        return ()
+
+    def _all(self, stage: int, position: int, name: str, spec: Spec) -> tuple[Value, ...]:
+        if isinstance(spec, Choice):
+            return spec.values
+        return tuple({int(b * v) for b in self._bases(stage, position, spec.of) for v in spec.values})  # type: ignore[operator]
+
+    def widths(self, name: str, stage: int = 0, position: int = 0) -> tuple[int, ...]:
+        """Every size that a value may take, ascending."""
+        return tuple(sorted(int(v) for v in self._bases(stage, position, name)))
+
+    def unit(self, name: str, stage: int, position: int) -> int:
+        """How many channels move together: a head's, where the value is a multiple of the number of heads."""
+        spec = self.stages[stage].blocks[position][name]
+        return spec.factor if isinstance(spec, Times) else 1
+
+    def smallest(self) -> Arch:
+        """The first value of every choice."""
+        return self.decode(np.zeros((1, len(self.bounds)), dtype=np.int64))[0]
+
+    def largest(self) -> Arch:
+        """The last value of every choice."""
+        return self.decode(np.asarray(self.bounds, dtype=np.int64)[None] - 1)[0]
+
+    # --- populations as integer arrays ---
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The number of values of each gene; a gene is an index into the values of one choice."""
+        return self.layout.bounds
+
+    @property
+    def gene_names(self) -> tuple[str, ...]:
+        return self.layout.names
+
+    def population(self, genes: Genes) -> Population:
+        """The values of a whole population, as arrays."""
+        return self.layout.population(np.asarray(genes))
+
+    def encode(self, archs: Iterable[Arch]) -> Genes:
+        """Architectures as rows of genes; the genes of blocks that do not run are 0."""
+        rows = [self.layout.row(self._check(arch)) for arch in archs]
+        return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(self.bounds))
+
+    def decode(self, genes: Genes) -> list[Arch]:
+        """Rows of genes as architectures; the genes of blocks that do not run are not looked at."""
+        return self.population(genes).archs()
+
+    def _check(self, arch: Arch) -> Arch:
+        if not isinstance(arch, Arch):
+            raise ArchError(f"an Arch is needed, not {type(arch).__name__}; make one with Arch.from_json(text) or space.decode(genes)")
+        if arch.family != self.family:
+            raise ArchError(f"{arch.key} is a {arch.family}; the space {self.name} holds {self.family} networks")
+        if arch.options != self.options:
+            raise ArchError(f"{arch.key} has the options {arch.options}; networks of the space {self.name} have {self.options}")
+        if len(arch.stages) != len(self.stages):
+            raise ArchError(f"{arch.key} has {len(arch.stages)} stages; networks of the space {self.name} have {len(self.stages)}")
+        return arch
+
+    def __contains__(self, arch: object) -> bool:
+        try:
+            self.encode([arch])  # type: ignore[list-item]
+        except ArchError:
+            return False
+        return True
+
+    # --- drawing and varying ---
+
+    def sample(
+        self,
+        n: int = 1,
+        seed: int | np.random.Generator = 0,
+        *,
+        macs: Limit | None = None,
+        params: Limit | None = None,
+        over: str = "choices",
+        num_classes: int = 1000,
+        img_size: int | None = None,
+    ) -> list[Arch]:
+        """Draw ``n`` architectures, every choice uniform as the papers sample: depth and network-wide choices first, then active blocks.
+
+        ``over="architectures"`` draws uniformly over different architectures instead (nearly always the deepest: they are the most). With
+        limits ``macs=(lo, hi)``, ``params=(lo, hi)``, both ends included, the draw is the same conditioned on the limits.
+        """
+        return self.decode(self.sample_genes(n, seed, macs=macs, params=params, over=over, num_classes=num_classes, img_size=img_size))
+
+    def sample_genes(
+        self,
+        n: int = 1,
+        seed: int | np.random.Generator = 0,
+        *,
+        macs: Limit | None = None,
+        params: Limit | None = None,
+        over: str = "choices",
+        num_classes: int = 1000,
+        img_size: int | None = None,
+    ) -> Genes:
+        """The same as `sample`, as rows of genes."""
+        from superformer import sampling
+
+        rng = np.random.default_rng(seed)
+        if macs is None and params is None:
+            return sampling.sample(self, n, rng, over)
+        return sampling.sample_within(self, n, rng, over, macs=macs, params=params, num_classes=num_classes, img_size=img_size)
+
+    # --- smaller spaces ---
+
+    def narrow(self, **limits: Any) -> Space:
+        """A smaller space: ``space.narrow(patch_size=16, depth=(12, 13), heads=[3])`` keeps only these values of the named choices.
+
+        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(width={0: 192})``.
+        """
+        known = [n for where in ([self.choices], *[[s.choices, *s.blocks[:1]] for s in self.stages]) for specs in where for n in specs]
+        known.append("depth")
+        for name in limits:
+            if name in ("macs", "params"):
+                raise SpaceError(f"narrow() limits choices; give {name}=(lo, hi) to sample()")
+            if name not in known:
+                raise SpaceError(f"the space {self.name} has no choice {name!r}: {nearest(name, dict.fromkeys(known))}")
+
+        def cut(specs: Mapping[str, Spec], stage: int | None) -> dict[str, Spec]:
+            return {name: _narrowed(name, spec, _limit(limits, name, stage)) for name, spec in specs.items()}
+
+        stages = []
+        for i, stage in enumerate(self.stages):
+            depth = _limit(limits, "depth", i)
+            depths = stage.depths if depth is None else _narrowed("depth", Choice(stage.depths), depth).values
+            if stage.skippable and set(depths) != set(stage.depths):
+                raise SpaceError(f"stage {i} of {self.name} has free identities: its depth cannot be narrowed")
+            blocks = [cut(b, i) for b in stage.blocks[: int(max(depths))]]
+            stages.append(
+                replace(stage, block=blocks, depth=stage.positions if stage.skippable else tuple(int(d) for d in depths), choices=cut(stage.choices, i))
+            )
+        return replace(self, name=f"{self.name}-narrowed", stages=tuple(stages), choices=cut(self.choices, None))
+
+    def point(self, arch: Arch) -> Space:
+        """The space of one architecture. A network is a supernet of such a space."""
+        self.encode([arch])
+        return point(arch)
+
+    # --- JSON ---
+
+    def to_json(self) -> str:
+        def specs(given: Mapping[str, Spec]) -> dict[str, Any]:
+            out: dict[str, Any] = {}
+            for name, spec in given.items():
+                if isinstance(spec, Choice):
+                    out[name] = list(spec.values)
+                elif isinstance(spec, Ratio):
+                    out[name] = {"ratio": list(spec.values), "of": spec.of}
+                else:
+                    out[name] = {"times": spec.factor, "of": spec.of}
+            return out
+
+        stages = []
+        for s in self.stages:
+            same = all(b == s.blocks[0] for b in s.blocks) and s.positions > 0
+            entry: dict[str, Any] = {"block": specs(s.blocks[0]) if same else [specs(b) for b in s.blocks]}
+            entry["depth"] = s.positions if s.skippable else list(s.depths)
+            if s.choices:
+                entry["choices"] = specs(s.choices)
+            if s.skippable:
+                entry |= {"skippable": list(s.skippable), "skip": s.skip}
+            if s.tied:
+                entry["tied"] = True
+            stages.append(entry)
+        out = {"name": self.name, "family": self.family, "img_size": self.img_size, "choices": specs(self.choices), "stages": stages}
+        out |= {"options": dict(self.options), "weights": dict(self.weights)}
+        return json.dumps(out)
+
+    @staticmethod
+    def from_json(text: str) -> Space:
+        data = load_json(text, "a space", SpaceError)
+        expect(data, "a space", {"name", "family", "stages"}, {"img_size", "choices", "options", "weights"}, SpaceError)
+
+        def specs(given: Any, where: str) -> dict[str, Any]:
+            if not isinstance(given, dict):
+                raise SpaceError(f"{where} must be an object of choices, not {given!r}")
+            out: dict[str, Any] = {}
+            for name, value in given.items():
+                if isinstance(value, dict) and set(value) == {"ratio", "of"}:
+                    out[name] = ratio(*value["ratio"], of=value["of"])
+                elif isinstance(value, dict) and set(value) == {"times", "of"}:
+                    out[name] = times(value["times"], of=value["of"])
+                elif isinstance(value, dict):
+                    raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
+                else:
+                    out[name] = value
+            return out
+
+        if not isinstance(data["stages"], list):
+            raise SpaceError("a space's stages must be a list")
+        stages = []
+        for i, entry in enumerate(data["stages"]):
+            where = f"stage {i} of the space"
+            expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
+            block = [specs(b, where) for b in entry["block"]] if isinstance(entry["block"], list) else specs(entry["block"], where)
+            stages.append(Stage(**{**entry, "block": block, "choices": specs(entry.get("choices", {}), where)}))
+        return Space(**{**data, "stages": tuple(stages), "choices": specs(data.get("choices", {}), "choices")})
+
+    def __repr__(self) -> str:
+        return f"Space({self.name}: {self.family}, {self.size:.3g} architectures)"
+
+
+def point(arch: Arch) -> Space:
+    """The space that holds one architecture only."""
+    stages = tuple(Stage(block=[dict(b) for b in s.blocks], depth=len(s.blocks), choices=dict(s.choices)) for s in arch.stages)
+    return Space(arch.key, arch.family, stages, dict(arch.choices), arch.resolution, dict(arch.options))
+
+
+def _limit(limits: Mapping[str, Any], name: str, stage: int | None) -> Any:
+    given = limits.get(name)
+    return given.get(stage) if isinstance(given, Mapping) else given
+
+
+def _narrowed(name: str, spec: Spec, limit: Any) -> Spec:
+    if limit is None:
+        return spec
+    wanted = [plain(v) for v in limit] if isinstance(limit, Iterable) and not isinstance(limit, str) else [plain(limit)]
+    for value in wanted:
+        if value not in spec.values:
+            raise SpaceError(f"{name}={value} is not in the space: possible are {', '.join(map(str, spec.values))}")
+    if isinstance(spec, Times):
+        return spec
+    return replace(spec, values=tuple(v for v in spec.values if v in wanted))
+
+
+__all__ = ["Choice", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "point", "ratio", "tenths", "times"]

@@ -1,0 +1,48 @@
+"""The published search spaces and architectures, as data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from superformer.arch import Arch
+from superformer.errors import SpaceError, nearest
+from superformer.space import Space
+
+
+@functools.cache
+def _spaces() -> Mapping[str, Space]:
+    from superformer.spaces import autoformer, vit_resnas, vitas
+
+    return {s.name: s for module in (vitas, autoformer, vit_resnas) for s in module.SPACES}
+
+
+@functools.cache
+def _models() -> Mapping[str, Arch]:
+    from superformer.spaces import autoformer, vit_resnas, vitas
+
+    return {name: arch for module in (vitas, autoformer, vit_resnas) for name, arch in module.MODELS.items()}
+
+
+def spaces() -> list[str]:
+    """The names of the published spaces."""
+    return list(_spaces())
+
+
+def space(name: str) -> Space:
+    """A published space."""
+    if name not in _spaces():
+        raise SpaceError(f"unknown space {name!r}: {nearest(name, _spaces())}")
+    return _spaces()[name]
+
+
+def models() -> list[str]:
+    """The names of the published architectures."""
+    return list(_models())
+
+
+def arch(name: str) -> Arch:
+    """A published architecture."""
+    if name not in _models():
+        raise SpaceError(f"unknown model {name!r}: {nearest(name, _models())}")
+    return _models()[name]
