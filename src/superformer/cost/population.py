@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from superformer.arch import Arch
-from superformer.cost.count import NOTHING, Cost, Count, broadcast
+from superformer.elastic.count import NOTHING, Cost, Count, broadcast
 from superformer.elastic.axis import Axis
 from superformer.families import family
 from superformer.families.base import Network

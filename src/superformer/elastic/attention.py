@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.cost.count import Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import Axis, View
 from superformer.elastic.layers import Linear, Widths, width
 from superformer.elastic.pass_ import Pass, Step

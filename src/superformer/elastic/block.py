@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.layers import drop_path
 from torch import Tensor, nn
 
-from superformer.cost.count import Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, View
 from superformer.elastic.layers import LayerNorm, Linear, Table, Widths

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.cost.count import Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
 from superformer.elastic.take import Index, linear, take
 

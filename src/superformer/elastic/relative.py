@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.cost.count import Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import EMPTY
 from superformer.elastic.layers import Table, Widths
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from superformer.arch import Arch, Values
-from superformer.cost.count import Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, masked
 from superformer.elastic.block import Block
 from superformer.elastic.layers import Elastic

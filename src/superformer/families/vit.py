@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from superformer.arch import Arch
-from superformer.cost.count import NOTHING, Cost, Count
+from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.attention import SHARED, Attention
 from superformer.elastic.axis import Axis, fixed
 from superformer.elastic.block import Block, Mlp

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.arch import Arch
-from superformer.cost.count import NOTHING, Cost, Count
+from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, Selection, fixed
 from superformer.elastic.block import Block, Mlp
