@@ -76,17 +76,39 @@ class Linear(Elastic, nn.Linear):
 
 
 class Conv2d(Elastic, nn.Conv2d):
-    """A convolution between two axes."""
+    """A convolution between two axes, as one matrix product over the pixels under the kernel.
+
+    The few convolutions of these families have large kernels or small maps, where that is as fast as a direct convolution, and the weight's slice and
+    its gradient are then those of a matrix.
+    """
 
     def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int, padding: int = 0, bias: bool = True):
         nn.Conv2d.__init__(self, inp.size, out.size, kernel, stride, padding, bias=bias)
         self.dims = {"weight": (out, inp, kernel, kernel)}
         if bias:
             self.dims["bias"] = (out,)
+        self.kernel, self.step, self.pad = kernel, stride, padding
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        bias = self.selected("bias", view) if self.bias is not None else None
-        return F.conv2d(x, self.selected("weight", view), bias, self.stride, self.padding)
+        """(batch, channels, height, width) to (batch, positions, channels): tokens, row by row."""
+        bias_index = self.index("bias", view) if self.bias is not None else ()
+        out, inp, _, _ = self.index("weight", view)
+        area = self.kernel**2
+        columns = None if inp is None else tuple((a * area, b * area) for a, b in inp)
+        return linear(self._patches(x), self.weight, self.bias, (out, columns), bias_index)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """The pixels under the kernel at each position, channel by channel."""
+        k = self.kernel
+        if self.step == k and not self.pad:
+            batch, channels, height, width = x.shape
+            x = x.reshape(batch, channels, height // k, k, width // k, k).permute(0, 2, 4, 1, 3, 5)
+            return x.reshape(batch, (height // k) * (width // k), channels * k * k)
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, self.pad, self.pad, self.pad, self.pad))
+        rows, cols = ((x.shape[d] - k) // self.step + 1 for d in (1, 2))
+        ends = [(i + (rows - 1) * self.step + 1, j + (cols - 1) * self.step + 1) for i in range(k) for j in range(k)]
+        under = [x[:, n // k : i : self.step, n % k : j : self.step] for n, (i, j) in enumerate(ends)]
+        return torch.stack(under, -1).flatten(3).flatten(1, 2)
 
     def cost(self, widths: Widths, positions: Count) -> Cost:
         """``positions``: the number of output positions."""

@@ -9,6 +9,7 @@ The price: ``torch.autograd.grad`` and hooks on a supernet's weights do not see 
 
 from __future__ import annotations
 
+import functools
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from superformer.elastic.axis import Segments
 
@@ -37,7 +39,8 @@ def gather(tensor: Tensor, index: Index) -> Tensor:
     return tensor
 
 
-def boxes(shape: torch.Size | tuple[int, ...], index: Index) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+@functools.lru_cache(maxsize=4096)
+def boxes(shape: tuple[int, ...], index: Index) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part."""
     per_dim: list[list[tuple[slice, slice]]] = []
     for length, segments in zip(shape, index, strict=True):
@@ -56,17 +59,28 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
 
 
 def grad_of(weight: Tensor) -> Tensor:
-    """The weight's gradient, allocated if this step has not touched it yet."""
+    """The weight's gradient, made if this step has not touched it yet."""
     if weight.grad is None:
-        weight.grad = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        spare = _SPARE.pop(weight, None)
+        weight.grad = torch.zeros_like(weight, memory_format=torch.preserve_format) if spare is None else spare.zero_()
     return weight.grad
+
+
+_SPARE: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def recycle(weight: Tensor) -> None:
+    """Forget a weight's gradient but keep its memory for the next step: fresh memory costs more than the arithmetic of a small batch."""
+    if weight.grad is not None:
+        _SPARE[weight] = weight.grad
+        weight.grad = None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, index: Index) -> Tensor:
         ctx.weight, ctx.index = weight, index
-        return gather(weight.detach(), index).clone()
+        return gather(weight.detach(), index)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -87,28 +101,38 @@ def take(weight: Tensor, index: Index) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """``x W^T + b`` with a slice of W and b; the weight's gradient is one matrix product straight into its place."""
+    """``x W^T + b`` with a slice of W and b; no copy of the slice is made, and its gradient is one matrix product straight into its place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
-        w = gather(weight.detach(), index)
+        matrix = weight.detach().flatten(1)
+        rows, columns = index
+        # one run of columns: each run of rows is a view; columns wrapped around need a copy
+        runs = [gather(matrix, ((run,), columns)) for run in rows] if rows and len(columns or ((),)) == 1 else [gather(matrix, index)]
         b = None if bias is None else gather(bias.detach(), bias_index)
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            x, w, b = x.to(dtype), w.to(dtype), None if b is None else b.to(dtype)
-        ctx.save_for_backward(x, w)
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, runs, b = x.to(dtype), [w.to(dtype) for w in runs], None if b is None else b.to(dtype)
+        ctx.save_for_backward(x, *runs)
         ctx.weight, ctx.bias, ctx.index, ctx.bias_index = weight, bias, index, bias_index
-        return F.linear(x, w, b)
+        if len(runs) == 1:
+            return F.linear(x, runs[0], b)
+        out = x.new_empty(*x.shape[:-1], sum(len(w) for w in runs))
+        flat, inputs, at = out.view(-1, out.shape[-1]), x.reshape(-1, x.shape[-1]), 0
+        for w in runs:
+            part = flat[:, at : at + len(w)]
+            torch.mm(inputs, w.t(), out=part) if b is None else torch.addmm(b[at : at + len(w)], inputs, w.t(), out=part)
+            at += len(w)
+        return out
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        x, w = ctx.saved_tensors
+        x, *runs = ctx.saved_tensors
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.weight.requires_grad:
-            total = grad_of(ctx.weight)
-            for there, (out, inp) in boxes(ctx.weight.shape, ctx.index):
+            total = grad_of(ctx.weight).flatten(1)
+            for there, (out, inp) in boxes(total.shape, ctx.index):
                 if total.dtype == rows.dtype:
                     total[there].addmm_(rows[:, out].t(), inputs[:, inp])
                 else:
@@ -118,13 +142,19 @@ class _Linear(torch.autograd.Function):
             sums = rows.sum(0)
             for there, here in boxes(ctx.bias.shape, ctx.bias_index):
                 total[there] += sums[here]
-        return (grad @ w if ctx.needs_input_grad[0] else None), None, None, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        back, at = rows[:, : len(runs[0])] @ runs[0], len(runs[0])
+        for w in runs[1:]:
+            back.addmm_(rows[:, at : at + len(w)], w)
+            at += len(w)
+        return back.view(x.shape), None, None, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
-    """A linear layer of which a slice is used."""
+    """A linear layer of which a slice is used; ``index`` is that of the weight as a matrix (a kernel's dimensions are one)."""
     if whole(index) and whole(bias_index):
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight.flatten(1), bias)
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         return _Linear.apply(x, weight, bias, index, bias_index)  # type: ignore[no-any-return,no-untyped-call]
-    return F.linear(x, gather(weight, index), None if bias is None else gather(bias, bias_index))
+    return F.linear(x, gather(weight.flatten(1), index), None if bias is None else gather(bias, bias_index))

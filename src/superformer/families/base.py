@@ -24,6 +24,7 @@ from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, masked
 from superformer.elastic.block import Block
 from superformer.elastic.layers import Elastic
+from superformer.elastic.take import recycle
 from superformer.elastic.pass_ import Part, Pass, Step
 from superformer.errors import ArchError, SuperformerError
 from superformer.families.schema import Schema
@@ -224,8 +225,8 @@ class Network(TimmApi, nn.Module):
             raise SuperformerError(f"unknown mode {mode!r}: possible are {', '.join(MODES)}")
         part_size = len(x) // len(archs)
         passes = (self._masked if mode == "masked" else self._sliced)(archs, part_size, x, side)
-        shared = self.shared(x)
-        return [(self.run(self.embed(shared[rows], at), at), at) for rows, at in passes], size
+        parts = self.shared(x).split([rows.stop - rows.start for rows, _ in passes])
+        return [(self.run(self.embed(part, at), at), at) for part, (_, at) in zip(parts, passes, strict=True)], size
 
     def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
         size = (int(x.shape[-2]), int(x.shape[-1]))
@@ -282,6 +283,13 @@ class Network(TimmApi, nn.Module):
             elif isinstance(module, nn.Conv2d | nn.BatchNorm2d):
                 _reset(module, generator)
         return net
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients. Their memory is used again: clone a gradient that you want to keep."""
+        if not set_to_none:
+            return super().zero_grad(set_to_none=False)
+        for p in self.parameters():
+            recycle(p)
 
     def set_drop_path(self, rate: float) -> Self:
         """Stochastic depth: from 0 at the first position to ``rate`` at the last."""

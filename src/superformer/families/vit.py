@@ -147,7 +147,7 @@ class Vit(Network):
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         stem = self.stems[self.stems.key(at.arch.choices)]
         assert isinstance(stem, Stem)
-        tokens = stem.proj(x, at.view).flatten(2).transpose(1, 2)
+        tokens = stem.proj(x, at.view)
         prefix = 0 if self.option("class_attention") else 1
         if prefix:
             tokens = self._with_class(tokens, stem, at)

@@ -74,8 +74,11 @@ class ConvStem(nn.Module):
         self.channels = (inp, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)
-        return self.conv3(self.conv2(x)) + x  # type: ignore[no-any-return]
+        x = self.conv1(x.contiguous(memory_format=torch.channels_last))  # a third faster than channels first
+        y: Tensor = self.conv3(self.conv2(x)) + x
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))  # one layout all the way back
+        return y
 
     def cost(self, positions: Count) -> Cost:
         inp, channels = self.channels
@@ -103,7 +106,7 @@ class SpatialReduction(nn.Module):
         view, (rows, cols) = at.view, grid
         normed = self.norm(x, view)
         picture = normed[:, 1:].transpose(1, 2).reshape(len(x), -1, rows, cols)
-        patches = self.reduce(picture, view).flatten(2).transpose(1, 2)
+        patches = self.reduce(picture, view)
         patches = patches + resized(self.pos_embed(view), halved(native), halved(grid), 0)
         y = torch.cat([self.token(normed[:, :1], view), patches], 1)
         if self.residual:
@@ -201,7 +204,7 @@ class VitRes(Network):
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         here = at.view[self.widths[0]]
-        tokens = self.proj(x, at.view).flatten(2).transpose(1, 2)
+        tokens = self.proj(x, at.view)
         tokens = torch.cat([self.cls_token(at.view).expand(len(tokens), 1, -1), tokens], 1)
         return here.keep(tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1))
 

@@ -1,0 +1,97 @@
+"""What all benchmarks share: the calibrator, timing, and one JSON line.
+
+Times drift with the machine; a benchmark therefore measures a calibrator right before and right after its workload and reports the ratio. The calibrator is the
+training step (forward, cross-entropy, backward; batch 8) of timm's deit_tiny_patch16_224, or its forward pass for workloads without a
+backward one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WORKLOADS = Path(__file__).parent / "workloads"
+
+
+def pictures(batch: int, size: int = 224) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).standard_normal((batch, 3, size, size), dtype=np.float32))
+
+
+def soft_targets(batch: int, classes: int = 1000) -> Tensor:
+    labels = torch.from_numpy(np.random.default_rng(1).integers(classes, size=batch))
+    return F.one_hot(labels, classes) * 0.9 + 0.1 / classes
+
+
+def seconds(work: Callable[[], Any], repeats: int, warmup: int = 1) -> list[float]:
+    """Wall times of repeated work, without the garbage collector."""
+    for _ in range(warmup):
+        work()
+    gc.collect()
+    gc.disable()
+    out = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        out.append(time.perf_counter() - start)
+    gc.enable()
+    return out
+
+
+class Calibrator:
+    """The step of deit_tiny: ``training`` with a backward pass (C1), else forward only (C3)."""
+
+    def __init__(self, training: bool = True):
+        self.net = timm.create_model("deit_tiny_patch16_224").train(training)
+        self.x, self.y, self.training = pictures(8), torch.from_numpy(np.random.default_rng(1).integers(1000, size=8)), training
+
+    def __call__(self) -> float:
+        def step() -> None:
+            if not self.training:
+                with torch.no_grad():
+                    self.net(self.x)
+                return
+            self.net.zero_grad(set_to_none=True)
+            F.cross_entropy(self.net(self.x), self.y).backward()
+
+        median = statistics.median(seconds(step, 5, 2))
+        self.net.zero_grad(set_to_none=True)
+        return median
+
+
+def beside(work: Callable[[], Any], repeats: int, warmup: int = 1, training: bool = True) -> dict[str, float]:
+    """Median and smallest time of the work, the calibrator before and after it, and their ratio."""
+    calibrate = Calibrator(training)
+    before = calibrate()
+    times = seconds(work, repeats, warmup)
+    after = calibrate()
+    unit = (before + after) / 2
+    median = statistics.median(times)
+    return {"seconds": median, "fastest": min(times), "calibrator": unit, "ratio": median / unit}
+
+
+def peak_mib() -> int:
+    """The most memory this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def report(name: str, **figures: Any) -> None:
+    def tidy(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.4g}")
+        if isinstance(value, dict):
+            return {k: tidy(v) for k, v in value.items()}
+        return [tidy(v) for v in value] if isinstance(value, list) else value
+
+    print(json.dumps({"benchmark": name, "torch": torch.__version__, "threads": torch.get_num_threads(), **tidy(figures)}), flush=True)
