@@ -1,8 +1,8 @@
 """What all benchmarks share: the calibrator, timing, and one JSON line.
 
-Times drift with the machine; a benchmark therefore measures a calibrator right before and right after its workload and reports the ratio. The calibrator is the
-training step (forward, cross-entropy, backward; batch 8) of timm's deit_tiny_patch16_224, or its forward pass for workloads without a
-backward one.
+Times drift with the machine; a benchmark therefore measures a calibrator right before and right after its workload and reports the ratio.
+The calibrator is the training step (forward, cross-entropy, backward; batch 8) of timm's deit_tiny_patch16_224, or its forward pass for
+workloads without a backward one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import superformer as sf
+
 WORKLOADS = Path(__file__).parent / "workloads"
+
+
+def workload(family: str) -> list[sf.Arch]:
+    """The architectures on which the released code was measured."""
+    return [sf.official.arch(family, a) for a in json.loads((WORKLOADS / f"archs_{family}.json").read_text())]
 
 
 def pictures(batch: int, size: int = 224) -> Tensor:
@@ -32,6 +39,11 @@ def pictures(batch: int, size: int = 224) -> Tensor:
 def soft_targets(batch: int, classes: int = 1000) -> Tensor:
     labels = torch.from_numpy(np.random.default_rng(1).integers(classes, size=batch))
     return F.one_hot(labels, classes) * 0.9 + 0.1 / classes
+
+
+def soft_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Soft cross-entropy."""
+    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
 
 
 def seconds(work: Callable[[], Any], repeats: int, warmup: int = 1) -> list[float]:

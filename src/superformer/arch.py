@@ -28,7 +28,7 @@ class Values(Mapping[str, Value]):
 
     __slots__ = ("_hash", "_items")
 
-    def __init__(self, items: Mapping[str, object] = {}, /, **more: object):  # noqa: B006 - never written
+    def __init__(self, items: Mapping[str, object] = {}, /, **more: object):  # never written
         self._items = {k: plain(v) for k, v in sorted({**items, **more}.items())}
         self._hash = hash(tuple(self._items.items()))
 

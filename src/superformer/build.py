@@ -11,13 +11,15 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import register_model as timm_register
 from timm.models._builder import build_model_with_cfg
 
-from superformer import spaces
 from superformer.arch import Arch
 from superformer.errors import SuperformerError
 from superformer.families import family
 from superformer.families.base import Network
 from superformer.sharing import Sharing
 from superformer.space import Space, point
+from superformer.spaces import arch as published_arch
+from superformer.spaces import models
+from superformer.spaces import space as published_space
 
 
 def supernet(
@@ -32,7 +34,7 @@ def supernet(
 
     ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``. ``settings`` of the family: ``in_chans``, for vit_res ``patch_head``.
     """
-    space = spaces.space(space) if isinstance(space, str) else space
+    space = published_space(space) if isinstance(space, str) else space
     return family(space.family).create(space, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
 
 
@@ -40,7 +42,7 @@ def model(
     name: str | Arch, num_classes: int = 1000, seed: int = 0, drop_path: float = 0.0, img_size: int | None = None, **settings: Any
 ) -> Network:
     """A stand-alone network, of a published architecture or of any other, with initial weights."""
-    arch = spaces.arch(name) if isinstance(name, str) else name
+    arch = published_arch(name) if isinstance(name, str) else name
     if img_size is not None:
         arch = replace(arch, resolution=img_size)
     return supernet(point(arch), num_classes, seed=seed, drop_path=drop_path, **settings)
@@ -64,7 +66,8 @@ def _entry(name: str, arch: Arch) -> Callable[..., Any]:
             "num_classes": 1000, "input_size": (3, arch.resolution, arch.resolution), "interpolation": "bicubic", "crop_pct": 0.9,
             "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD, "classifier": "head",
         }  # fmt: skip
-        levels = range(len(arch.stages)) if len(arch.stages) > 1 else range(max(len(arch.stages[0].blocks) - 3, 0), len(arch.stages[0].blocks))
+        blocks = len(arch.stages[0].blocks)
+        levels = range(len(arch.stages)) if len(arch.stages) > 1 else range(max(blocks - 3, 0), blocks)
         return build_model_with_cfg(
             build, name, False, pretrained_cfg=config, feature_cfg={"out_indices": tuple(levels), "feature_cls": "getter"}, **kwargs
         )
@@ -76,5 +79,5 @@ def _entry(name: str, arch: Arch) -> Callable[..., Any]:
     return entry
 
 
-for _name in spaces.models():
-    register_model(_name, spaces.arch(_name))
+for _name in models():
+    register_model(_name, published_arch(_name))

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from superformer.arch import Arch, StageArch, Value, Values
 from superformer.errors import ArchError
+from superformer.stage import scaled
 
 if TYPE_CHECKING:
-    from superformer.space import Genes, Space, Spec, Stage
+    from superformer.space import Genes, Space
+    from superformer.stage import Spec, Stage
 
 Columns = dict[str, int]
 """The gene of each choice; a choice with one value has none."""
@@ -55,8 +57,8 @@ class Layout:
         stages = []
         for i, stage in enumerate(space.stages):
             own = columns(f"stage{i}.", stage.choices)
-            depth = gene(f"stage{i}.depth", len(stage.depths)) if len(stage.depths) > 1 and not stage.skippable else None
-            on = {p: gene(f"stage{i}.block{p}.on", 2) for p in stage.skippable}
+            depth = gene(f"stage{i}.depth", len(stage.depths)) if len(stage.depths) > 1 and not stage.free else None
+            on = {p: gene(f"stage{i}.block{p}.on", 2) for p in stage.free}
             if stage.tied:
                 blocks: tuple[Columns, ...] = (columns(f"stage{i}.blocks.", stage.blocks[0]),) * stage.positions if stage.positions else ()
             else:
@@ -66,7 +68,9 @@ class Layout:
 
     def population(self, genes: Genes) -> Population:
         if genes.ndim != 2 or genes.shape[1] != len(self.bounds):
-            raise ArchError(f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, not an array of shape {genes.shape}")
+            raise ArchError(
+                f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, not an array of shape {genes.shape}"
+            )
         if not np.issubdtype(genes.dtype, np.integer):
             raise ArchError(f"genes are whole numbers, not {genes.dtype}")
         wrong = np.argwhere((genes < 0) | (genes >= np.asarray(self.bounds, dtype=np.int64)))
@@ -125,9 +129,9 @@ class Layout:
         depth = len(own.blocks)
         if depth not in stage.depths:
             raise ArchError(f"{label} has {depth} blocks; possible: {', '.join(map(str, stage.depths))}")
-        if own.at is None or not stage.skippable:
+        if own.at is None or not stage.free:
             return stage.placement(depth)
-        always = set(range(stage.positions)) - set(stage.skippable)
+        always = set(range(stage.positions)) - set(stage.free)
         at = own.at
         if len(at) != depth or list(at) != sorted(set(at)) or not always <= set(at) <= set(range(stage.positions)):
             raise ArchError(
@@ -141,7 +145,8 @@ class Layout:
         row: list[int], specs: Mapping[str, Spec], columns: Columns, values: Mapping[str, Value], scope: Mapping[str, Value], label: str
     ) -> None:
         if set(values) != set(specs):
-            raise ArchError(f"{label} has values for {', '.join(sorted(values)) or 'nothing'}; needed: {', '.join(sorted(specs)) or 'none'}")
+            given, needed = (", ".join(sorted(names)) for names in (values, specs))
+            raise ArchError(f"{label} has values for {given or 'nothing'}; needed: {needed or 'none'}")
         for name, spec in specs.items():
             possible = [resolve_one(spec, k, scope) for k in range(len(spec.values))]
             if values[name] not in possible:
@@ -154,14 +159,14 @@ def resolve(spec: Spec, index: NDArray[np.int64], scope: Mapping[str, NDArray[An
     """The values behind indices, for a population."""
     chosen: NDArray[Any] = np.asarray(spec.values)[index]
     if hasattr(spec, "of"):
-        return (scope[spec.of] * chosen).astype(np.int64)
+        chosen = (scope[spec.of] * chosen).astype(np.int64)
     return chosen
 
 
 def resolve_one(spec: Spec, index: int, scope: Mapping[str, Value]) -> Value:
     value = spec.values[index]
     if hasattr(spec, "of"):
-        return int(scope[spec.of] * value) if spec.of in scope else -1  # type: ignore[operator]
+        return scaled(scope[spec.of], value) if spec.of in scope else -1
     return value
 
 

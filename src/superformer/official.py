@@ -1,8 +1,8 @@
 """Weights and architectures in the form in which the papers' authors released them.
 
-Architectures: the entries ``arch`` of their configurations. Weights: the state dictionaries of their stand-alone networks or supernets, with their
-names. Where released code departs from its paper (the scale of ViTAS's attention, how AutoFormer cuts biases), networks made here
-compute what the released code computes, because the weights were trained that way.
+Architectures: the entries ``arch`` of their configurations. Weights: the state dictionaries of their stand-alone networks or supernets,
+with their names. Where released code departs from its paper (the scale of ViTAS's attention, how AutoFormer cuts biases), networks made
+here compute what the released code computes, because the weights were trained that way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superformer import spaces
 from superformer.arch import Arch, StageArch, Values
 from superformer.elastic.positions import resized
 from superformer.errors import ArchError, SuperformerError, nearest
@@ -26,6 +25,7 @@ from superformer.families.base import Network
 from superformer.sharing import Sharing
 from superformer.space import Space, Stage, point, ratio, times
 from superformer.spaces import autoformer as autoformer_spaces
+from superformer.spaces import space as published_space
 from superformer.spaces import vitas as vitas_spaces
 
 State = Mapping[str, Tensor]
@@ -105,8 +105,9 @@ def _fitted(table: Tensor, shape: torch.Size) -> Tensor:
 
 def _at_size(net: Network, img_size: int) -> Network:
     own = net._arch(None)
+    settings: dict[str, Any] = {"patch_head": True} if "patch_head.weight" in net.state_dict() else {}
     with torch.device("meta"):
-        out = type(net)(point(replace(own, resolution=img_size)), net.num_classes, **({"patch_head": True} if "patch_head.weight" in net.state_dict() else {}))
+        out = type(net)(point(replace(own, resolution=img_size)), net.num_classes, **settings)
     return _load(out, dict(net.state_dict()), own.family)
 
 
@@ -118,7 +119,8 @@ class Family:
 
     def clean(self, state: State) -> dict[str, Tensor]:
         """The tensors that matter, under the authors' names; checks that this is such a state dictionary."""
-        found = {k.removeprefix("module."): torch.as_tensor(np.asarray(v)) if not isinstance(v, Tensor) else v.detach() for k, v in state.items()}
+        tensors = {k: v.detach() if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for k, v in state.items()}
+        found = {k.removeprefix("module."): v for k, v in tensors.items()}
         if self.head not in found:
             raise SuperformerError(f"not a state dictionary of this family: it has no {self.head!r} (first names: {list(found)[:3]})")
         return found
@@ -178,7 +180,8 @@ class VitResNas(Family):
                     at.append(position)
                 stages[-1] = (width, blocks, at, position + 1)
             elif kind != 2:
-                raise ArchError(f"entries of type {kind} of a network_def are not supported; known: 4 (stem), 1 (block), 3 (reduction), 2 (head)")
+                known = "4 (stem), 1 (block), 3 (reduction), 2 (head)"
+                raise ArchError(f"entries of type {kind} of a network_def are not supported; known: {known}")
         if not stages:
             raise ArchError("a network_def starts with its stem, an entry of type 4")
         out = []
@@ -189,12 +192,13 @@ class VitResNas(Family):
     def is_supernet(self, arch: Arch, state: State) -> bool:
         width = arch.stages[0].choices.int("width")
         count = len({m[1] for k in state if (m := re.match(r"blocks\.(\d+)\.attn", k))})
-        return state["tokens"].shape[-1] != width or count != arch.depth or any(s.at is not None and len(s.at) != len(s.blocks) for s in arch.stages)
+        misplaced = any(s.at is not None and len(s.at) != len(s.blocks) for s in arch.stages)
+        return state["tokens"].shape[-1] != width or count != arch.depth or misplaced
 
     def space(self, state: State) -> Space:
         widths = [state["tokens"].shape[-1]] + [state[k].shape[0] for k in _sorted(state, r"blocks\.(\d+)\.patch_reduce\.weight")]
         for name in ("vit-resnas-tiny", "vit-resnas-small"):
-            found = spaces.space(name)
+            found = published_space(name)
             if [found.widths("width", i)[-1] for i in range(len(found.stages))] == widths:
                 return found
         raise SuperformerError(f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: vit-resnas-tiny, vit-resnas-small")
@@ -235,10 +239,11 @@ class VitResNas(Family):
 
 
 class AutoFormer(Family):
-    """github.com/microsoft/Cream, AutoFormer: YAML files with SUPERNET, SEARCH_SPACE and SUBNET (or RETRAIN), or a sub-network's configuration alone.
+    """github.com/microsoft/Cream, AutoFormer: YAML files with SUPERNET, SEARCH_SPACE and SUBNET (or RETRAIN), or a sub-network's
+    configuration alone.
 
-    Their q, k and v rows are interleaved in the weight but not in the bias: a sub-network of h heads takes the first 3 * 64 h entries of the
-    bias and cuts them in thirds, so an entry changes its role with h. Kept (``joint``), or released weights would not fit.
+    Their q, k and v rows are interleaved in the weight but not in the bias: a sub-network of h heads takes the first 3 * 64 h entries of
+    the bias and cuts them in thirds, so an entry changes its role with h. Kept (``joint``), or released weights would not fit.
     """
 
     head = "head.weight"
@@ -268,7 +273,7 @@ class AutoFormer(Family):
         size = state["cls_token"].shape[-1]
         if size not in known:
             raise SuperformerError(f"no AutoFormer supernet has {size} channels; known: {', '.join(map(str, known))}")
-        found = spaces.space(known[size])
+        found = published_space(known[size])
         heads = range(1, state["blocks.0.attn.qkv.bias"].shape[0] // 192 + 1)
         block = {"heads": heads, "attn": times(64, of="heads"), "mlp": ratio(3, 3.5, 4, of="width")}
         return replace(found, name=f"{found.name}-released", stages=(Stage(block, depth=found.stages[0].depths),))
@@ -311,9 +316,9 @@ class AutoFormer(Family):
 class Vitas(Family):
     """github.com/xiusu/ViTAS (v1): networks as the configuration's ``backbone``, with ``net_id`` genes.
 
-    Kept from the released code: attention logits are scaled by (width // heads)^-1/2 in stand-alone networks and by 128^-1/2 in supernets, and a
-    supernet's packed q and k are cut as one run (``joint``). Mended: the supernet's position table, of which the released code gives every token the
-    last row, and genes of identities, which its forward pass does not consume.
+    Kept from the released code: attention logits are scaled by (width // heads)^-1/2 in stand-alone networks and by 128^-1/2 in supernets,
+    and a supernet's packed q and k are cut as one run (``joint``). Mended: the supernet's position table, of which the released code gives
+    every token the last row, and genes of identities, which its forward pass does not consume.
     """
 
     head = "net.backbone_FC_FC_0.0.module.0.weight"
@@ -353,7 +358,7 @@ class Vitas(Family):
         known = {384: "vitas-v1", 768: "vitas-v1-wide"}
         if width not in known:
             raise SuperformerError(f"no ViTAS supernet is {width} wide; known: {', '.join(map(str, known))}")
-        found = spaces.space(known[width])
+        found = published_space(known[width])
         return replace(found, name=f"{found.name}-released", options={**found.options, "scale": 128**-0.5})
 
     def _names(self, state: State, stems: Sequence[int], index: Mapping[int, int]) -> dict[str, Tensor]:

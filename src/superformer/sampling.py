@@ -1,35 +1,26 @@
 """Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, exactly conditioned on them.
 
-Costs are sums over blocks, so architectures within limits need not be found by trial. Costs are rounded to bins; dynamic programming counts
-the weight of every total (`Tables`), draws walk backwards through it, and a final exact check removes what only rounding let in. What
-remains has exactly the unlimited distribution conditioned on the limits.
+Costs are sums over blocks, so architectures within limits need not be found by trial. Tables of the weight of every rounded total
+(`superformer.tables`) give draws close to the limits, and a final exact check removes what only rounding let in. What remains has exactly
+the unlimited distribution conditioned on the limits.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from superformer.cost.population import Terms, cost, skeleton
+from superformer.cost.population import cost
+from superformer.depths import Ints, depth_weights, place
 from superformer.errors import InfeasibleError, SuperformerError, nearest
-from superformer.genes import StageLayout, resolve
-from superformer.space import Genes, Space, Spec, Stage
+from superformer.space import Genes, Space
+from superformer.tables import Tables, say
 
 OVER = ("choices", "architectures")
 Limit = float | tuple[float | None, float | None]
 """At most this, or (at least, at most); None leaves an end open."""
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-BINS = {1: 16384, 2: 256}
-"""Bins for each limited quantity, when one or two are limited."""
 GIVE_UP = 300_000
 """Draws without any success after which limits inside the reachable range count as impossible."""
 
@@ -46,38 +37,6 @@ def sample(space: Space, n: int, rng: np.random.Generator, over: str = "choices"
             depth = np.asarray(stage.depths)[rng.choice(len(weights), size=n, p=weights)]
             place(genes, np.arange(n), stage, where, depth, over, rng)
     return clear(space, genes)
-
-
-def depth_weights(stage: Stage, over: str) -> Floats:
-    """The probability of each depth: every choice uniform, or as many as there are architectures of that depth."""
-    if over == "architectures":
-        total = sum(map(stage.sequences, stage.depths))
-        weights = [stage.sequences(d) / total for d in stage.depths]
-    elif stage.skippable:
-        free = len(tuple(stage.skippable))
-        fixed = stage.positions - free
-        weights = [math.comb(free, d - fixed) * (1 - stage.skip) ** (d - fixed) * stage.skip ** (stage.positions - d) for d in stage.depths]
-    else:
-        weights = [1.0] * len(stage.depths)
-    return np.asarray(weights) / math.fsum(weights)
-
-
-def place(
-    genes: Genes, rows: Ints, stage: Stage, where: StageLayout, depth: Ints, over: str, rng: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Write the depth of a stage; free positions are drawn uniformly (or canonical ones taken). Returns which positions run."""
-    if where.depth is not None:
-        genes[rows, where.depth] = np.searchsorted(np.asarray(stage.depths), depth)
-    active = np.arange(stage.positions) < depth[:, None]
-    if stage.skippable:
-        free = np.asarray(tuple(stage.skippable))
-        extra = depth - (stage.positions - len(free))
-        keys = rng.random((len(depth), len(free))) if over == "choices" else np.broadcast_to(np.arange(len(free)), (len(depth), len(free)))
-        on = keys.argsort(1).argsort(1) < extra[:, None]
-        active = np.ones((len(depth), stage.positions), dtype=bool)
-        active[:, free] = on
-        genes[rows[:, None], np.asarray([where.on[p] for p in free])] = on
-    return active
 
 
 def clear(space: Space, genes: Genes) -> Genes:
@@ -134,7 +93,7 @@ def sample_within(
         drawn += batch
         if not have and drawn >= GIVE_UP:
             near = "; ".join(f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values)}" for name, values in closest.items())
-            raise InfeasibleError(f"no architecture of {space.name} was found within {_say(limits)} in {drawn:,} targeted draws ({near})")
+            raise InfeasibleError(f"no architecture of {space.name} was found within {say(limits)} in {drawn:,} targeted draws ({near})")
     return np.concatenate(found)[:n] if found else np.zeros((0, len(space.bounds)), dtype=np.int64)
 
 
@@ -146,7 +105,7 @@ def _around(values: Ints, low: float, high: float) -> list[int]:
 def _ends(name: str, limit: Limit) -> tuple[float, float]:
     low, high = limit if isinstance(limit, tuple | list) and len(limit) == 2 else (None, limit)
     try:
-        ends = (0.0 if low is None else float(low), math.inf if high is None else float(high))  # type: ignore[arg-type]
+        ends = (0.0 if low is None else float(low), math.inf if high is None else float(high))
     except (TypeError, ValueError) as error:
         raise SuperformerError(f"{name}={limit!r} is not a limit: give (at least, at most) or a number that is the most") from error
     if math.isnan(ends[0]) or math.isnan(ends[1]) or ends[0] > ends[1]:
@@ -154,272 +113,4 @@ def _ends(name: str, limit: Limit) -> tuple[float, float]:
     return ends
 
 
-def _say(limits: Mapping[str, tuple[float, float]]) -> str:
-    return " and ".join(f"{low:,.0f} to {high:,.0f} {name}" for name, (low, high) in limits.items())
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The choices of one position of a stage: for each setting of the stage's choices the rounded cost (last axis: quantities) of each combination."""
-
-    costs: Ints
-    combos: Ints
-    columns: tuple[int, ...]
-
-    @functools.cached_property
-    def grouped(self) -> list[list[tuple[Ints, float]]]:
-        """For each setting the different rounded costs and their share of the combinations."""
-        out = []
-        for row in self.costs:
-            costs, counts = np.unique(row, axis=0, return_counts=True)
-            out.append([(c, float(k) / len(row)) for c, k in zip(costs, counts, strict=True)])
-        return out
-
-
-class Tables:
-    """The weight of every rounded total cost, stage by stage and block by block, for one setting of the network-wide choices after another.
-
-    Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices, a block on its stage's,
-    the end on the last stage's, and all on the network-wide ones.
-    """
-
-    def __init__(self, space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None):
-        self.space, self.over, self.names = space, over, names
-        self.terms = Terms(skeleton(space, num_classes), img_size)
-        self.tops = _combos(space.choices, space.layout.choices)
-        self.owns = [_combos(s.choices, w.choices) for s, w in zip(space.stages, space.layout.stages, strict=True)]
-        self.count = 1 + sum(1 + s.positions for s in space.stages)
-        exact = [self._exact(top) for top in range(len(self.tops))]
-        self.range = {name: (min(e["low"][q] for e in exact), max(e["high"][q] for e in exact)) for q, name in enumerate(names)}
-        most = [int(min(high, cap)) for (_, high), cap in zip(self.range.values(), caps, strict=True)]
-        self.step = [max(-(-high // BINS[len(names)]), 1) for high in most]
-        self.sides = tuple(high // step + self.count + 2 for high, step in zip(most, self.step, strict=True))
-        self.strides = np.asarray([math.prod(self.sides[q + 1 :]) for q in range(len(names))])
-        self.bins = math.prod(self.sides)
-        self.nets = [self._forward(e) for e in exact]
-
-    @staticmethod
-    @functools.lru_cache(maxsize=8)
-    def of(space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None) -> Tables:
-        return Tables(space, over, names, caps, num_classes, img_size)
-
-    # --- costs of the terms ---
-
-    def _values(self, specs: Mapping[str, Spec], columns: Mapping[str, int], combos: Ints, scope: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
-            index = combos[:, list(columns).index(name)] if name in columns else np.zeros(len(combos), dtype=np.int64)
-            found[name] = resolve(spec, index, {**scope, **found})
-        return found
-
-    def _pick(self, counted: Any, size: int) -> Ints:
-        """A term's cost as an array of (size, quantities)."""
-        return np.stack([np.broadcast_to(np.asarray(getattr(counted, n), dtype=np.int64), (size,)) for n in self.names], -1)
-
-    def _exact(self, top: int) -> dict[str, Any]:
-        """Exact costs of all terms, and the reachable range, for one setting of the network-wide choices."""
-        space, layout = self.space, self.space.layout
-        one = self._values(space.choices, layout.choices, self.tops[top : top + 1], {})
-
-        def repeat(values: Mapping[str, Any], k: int) -> dict[str, Any]:
-            return {name: np.repeat(v, k) for name, v in values.items()}
-
-        owns = []
-        for stage, where, combos in zip(space.stages, layout.stages, self.owns, strict=True):
-            owns.append(self._values(stage.choices, where.choices, combos, repeat(one, len(combos))))
-        first = [{name: v[:1] for name, v in own.items()} for own in owns]
-        low = high = np.zeros((1, len(self.names)), dtype=np.int64)
-        enters, blocks = [], []
-        for i, (stage, where) in enumerate(zip(space.stages, layout.stages, strict=True)):
-            size, before = len(self.owns[i]), len(self.owns[i - 1]) if i else 1
-            pair = [repeat(f, before * size) for f in first]
-            pair[i] = {name: np.tile(v, before) for name, v in owns[i].items()}
-            if i:
-                pair[i - 1] = {name: np.repeat(v, size) for name, v in owns[i - 1].items()}
-            scope = repeat(one, before * size)
-            widths = self.terms.net.bind(scope, pair)
-            entered = self._pick(self.terms.enter(i, widths, {**scope, **pair[i]}), before * size).reshape(before, size, -1)
-            mine = [self._block(i, p, one, owns, first) for p in range(stage.positions)]
-            enters.append(entered)
-            blocks.append(mine)
-            least = np.stack([b.min(1) for b in mine]) if mine else np.zeros((0, size, len(self.names)), dtype=np.int64)
-            most = np.stack([b.max(1) for b in mine]) if mine else least
-            low = (low[:, None] + entered).min(0) + least[: stage.depths[0]].sum(0)
-            high = (high[:, None] + entered).max(0) + most[: stage.depths[-1]].sum(0)
-        size = len(self.owns[-1])
-        last = [repeat(f, size) for f in first]
-        last[-1] = owns[-1]
-        scope = repeat(one, size)
-        ended = self._pick(self.terms.exit(self.terms.net.bind(scope, last), scope), size)
-        return {
-            "enters": enters, "blocks": blocks, "ended": ended,
-            "low": [int(v) for v in (low + ended).min(0)], "high": [int(v) for v in (high + ended).max(0)],
-        }  # fmt: skip
-
-    def _block(self, i: int, p: int, one: Mapping[str, Any], owns: list[dict[str, Any]], first: list[dict[str, Any]]) -> Ints:
-        """Costs of a position: (stage settings, combinations, quantities)."""
-        stage, where = self.space.stages[i], self.space.layout.stages[i]
-        size, combos = len(self.owns[i]), _combos(stage.blocks[p], where.blocks[p])
-        total = size * len(combos)
-        choices = [{name: np.repeat(v, total) for name, v in f.items()} for f in first]
-        choices[i] = {name: np.repeat(v, len(combos)) for name, v in owns[i].items()}
-        scope = {**{name: np.repeat(v, total) for name, v in one.items()}, **choices[i]}
-        values = {**scope, **self._values(stage.blocks[p], where.blocks[p], np.tile(combos, (size, 1)), scope)}
-        widths = self.terms.net.bind(scope, choices)
-        return self._pick(self.terms.block(i, p, widths, values), total).reshape(size, len(combos), -1)
-
-    def _round(self, exact: Ints) -> Ints:
-        """A cost in steps, to the nearest; what is above every cap stays just above."""
-        return np.minimum(np.rint(exact / np.asarray(self.step)).astype(np.int64), np.asarray(self.sides))
-
-    def _add(self, target: Floats, source: Floats, shift: Ints, weight: float) -> None:
-        """target += weight * source, moved up by ``shift`` bins; what leaves the table is above a cap."""
-        if (shift < np.asarray(self.sides)).all():
-            there = tuple(slice(k, None) for k in shift)
-            here = tuple(slice(0, side - k) for side, k in zip(self.sides, shift, strict=True))
-            target.reshape(self.sides)[there] += weight * source.reshape(self.sides)[here]
-
-    def _before(self, total: Ints, spent: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """The flat bin of what was there before a cost was spent, and whether there was."""
-        before = total - spent
-        ok = (before >= 0).all(-1)
-        return np.where(ok[..., None], before, 0) @ self.strides, ok
-
-    # --- weights of totals ---
-
-    def _forward(self, exact: Mapping[str, Any]) -> dict[str, Any]:
-        """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; ended[i][s]: after the stage."""
-        tables, sums, enters, blocks = [], [], [], []
-        before = np.zeros((1, self.bins))
-        before[0, 0] = 1.0
-        for i, (stage, where) in enumerate(zip(self.space.stages, self.space.layout.stages, strict=True)):
-            enter, size = self._round(exact["enters"][i]), len(self.owns[i])
-            weights = depth_weights(stage, self.over)
-            table = np.zeros((size, 1 if stage.tied else stage.positions + 1, self.bins))
-            for s, own in np.ndindex(len(before), size):
-                self._add(table[own, 0], before[s], enter[s, own], 1 / size)
-            mine = [
-                Blocks(self._round(b), _combos(stage.blocks[p], where.blocks[p]), tuple(where.blocks[p].values()))
-                for p, b in enumerate(exact["blocks"][i])
-            ]
-            if stage.tied:
-                after = self._tied(stage, table, mine, weights)
-            else:
-                for p, choice in enumerate(mine):
-                    for s in range(size):
-                        for c, share in choice.grouped[s]:
-                            self._add(table[s, p + 1], table[s, p], c, share)
-                after = np.einsum("d,sdb->sb", weights, table[:, list(stage.depths)])
-            tables.append(table)
-            sums.append(after)
-            enters.append(enter)
-            blocks.append(mine)
-            before = after
-        return {"tables": tables, "sums": sums, "enters": enters, "blocks": blocks, "exit": self._round(exact["ended"])}
-
-    def _tied(self, stage: Stage, table: Floats, blocks: list[Blocks], weights: Floats) -> Floats:
-        after = np.zeros((len(table), self.bins))
-        for s in range(len(table)):
-            for depth, weight in zip(stage.depths, weights, strict=True):
-                for c, share in blocks[0].grouped[s]:
-                    self._add(after[s], table[s, 0], depth * c, weight * share)
-        return after
-
-    # --- drawing ---
-
-    def check_reachable(self, limits: Mapping[str, tuple[float, float]]) -> None:
-        reachable = " and ".join(f"{low:,} to {high:,} {name}" for name, (low, high) in self.range.items())
-        possible = all(limits[n][0] <= self.range[n][1] and limits[n][1] >= self.range[n][0] for n in self.names)
-        if not possible or not self._window(limits)[2].sum() > 0:
-            together = "" if not possible or len(limits) == 1 else " together"
-            raise InfeasibleError(f"no architecture of {self.space.name} has {_say(limits)}{together}; reachable: {reachable}")
-
-    def _window(self, limits: Mapping[str, tuple[float, float]]) -> tuple[Ints, Ints, Floats]:
-        """The end points (network-wide setting, last stage's setting) and total bins that limits, widened by the rounding, leave: their weights."""
-        axes = []
-        for q, name in enumerate(self.names):
-            low, high = limits[name]
-            slack = self.count / 2 + 1
-            first = max(math.floor(low / self.step[q] - slack), 0)
-            last = min(math.ceil(min(high, self.range[name][1]) / self.step[q] + slack), self.sides[q] - 1)
-            axes.append(np.arange(first, max(last, first - 1) + 1))
-        bins = np.stack([g.ravel() for g in np.meshgrid(*axes, indexing="ij")], -1)
-        ends, weights = [], []
-        for top, net in enumerate(self.nets):
-            for own, exit_ in enumerate(net["exit"]):
-                before, ok = self._before(bins, exit_)
-                weights.append(np.where(ok, net["sums"][-1][own][before], 0.0) / len(self.nets))
-                ends.append((top, own))
-        return np.asarray(ends), bins, np.stack(weights)
-
-    def draw(self, n: int, rng: np.random.Generator, limits: Mapping[str, tuple[float, float]]) -> Genes:
-        """Draw from the distribution conditioned on the rounded total."""
-        ends, bins, weights = self._window(limits)
-        chosen = _choose(weights.ravel()[None], rng, n)
-        end, column = chosen // len(bins), chosen % len(bins)
-        genes = np.zeros((n, len(self.space.bounds)), dtype=np.int64)
-        for top in np.unique(ends[end, 0]):
-            rows = np.flatnonzero(ends[end, 0] == top)
-            own = ends[end[rows], 1]
-            genes[np.ix_(rows, list(self.space.layout.choices.values()))] = self.tops[top]
-            self._walk(genes, rows, own, bins[column[rows]] - self.nets[top]["exit"][own], self.nets[top], rng)
-        return genes
-
-    def _walk(self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: np.random.Generator) -> None:
-        """Backwards through the stages: the depth, the blocks from the last, then the previous stage's choices."""
-        for i in reversed(range(len(self.space.stages))):
-            stage, where = self.space.stages[i], self.space.layout.stages[i]
-            table, blocks, weights = net["tables"][i], net["blocks"][i], depth_weights(stage, self.over)
-            genes[np.ix_(rows, list(where.choices.values()))] = self.owns[i][own]
-            if stage.tied:
-                total = self._walk_tied(genes, rows, own, total, i, net, weights, rng)
-            else:
-                likely = weights * table[own[:, None], np.asarray(stage.depths)[None], (total @ self.strides)[:, None]]
-                depth = np.asarray(stage.depths)[_choose(likely, rng)]
-                active = place(genes, rows, stage, where, depth, self.over, rng)
-                order = np.cumsum(active, 1)
-                for j in range(stage.positions, 0, -1):
-                    now = np.flatnonzero(depth >= j)
-                    if not len(now):
-                        continue
-                    choice = blocks[j - 1]
-                    before, ok = self._before(total[now, None], choice.costs[own[now]])
-                    weight = np.where(ok, table[own[now, None], j - 1, before], 0.0)
-                    pick = _choose(weight, rng)
-                    total[now] -= choice.costs[own[now], pick]
-                    at = (order[now] == j).argmax(1)
-                    columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64).reshape(stage.positions, -1)[at]
-                    genes[rows[now, None], columns] = choice.combos[pick]
-            if i:
-                before, ok = self._before(total[:, None], net["enters"][i][:, own].swapaxes(0, 1))
-                weight = np.where(ok, net["sums"][i - 1][np.arange(len(self.owns[i - 1]))[None], before], 0.0)
-                previous = _choose(weight, rng)
-                total = total - net["enters"][i][previous, own]
-                own = previous
-
-    def _walk_tied(
-        self, genes: Genes, rows: Ints, own: Ints, total: Ints, i: int, net: Mapping[str, Any], weights: Floats, rng: np.random.Generator
-    ) -> Ints:
-        stage, where, choice = self.space.stages[i], self.space.layout.stages[i], net["blocks"][i][0]
-        spent = np.asarray(stage.depths)[None, :, None, None] * choice.costs[own][:, None]
-        before, ok = self._before(total[:, None, None], spent)
-        weight = np.where(ok, net["tables"][i][own[:, None, None], 0, before], 0.0) * weights[None, :, None]
-        pick = _choose(weight.reshape(len(rows), -1), rng)
-        depth, combo = np.divmod(pick, choice.costs.shape[1])
-        place(genes, rows, stage, where, np.asarray(stage.depths)[depth], self.over, rng)
-        genes[np.ix_(rows, choice.columns)] = choice.combos[combo]
-        return np.asarray(total - spent[np.arange(len(rows)), depth, combo])
-
-
-def _combos(specs: Mapping[str, Spec], columns: Mapping[str, int]) -> Ints:
-    """All combinations of the choices that have genes, as indices."""
-    ranges = [range(len(specs[name].values)) for name in columns]
-    return np.asarray(list(itertools.product(*ranges)), dtype=np.int64).reshape(math.prod(map(len, ranges)), len(ranges))
-
-
-def _choose(weights: Floats, rng: np.random.Generator, n: int | None = None) -> Ints:
-    """One column of each row, with these weights; or ``n`` columns of one row."""
-    sums = np.cumsum(weights, 1)
-    if n is not None:
-        return np.searchsorted(sums[0], rng.random(n) * sums[0, -1], side="right").clip(max=weights.shape[1] - 1)
-    return (sums <= rng.random(len(weights))[:, None] * sums[:, -1:]).sum(1).clip(max=weights.shape[1] - 1)
+__all__ = ["GIVE_UP", "OVER", "Limit", "clear", "depth_weights", "place", "sample", "sample_within"]

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib import resources
+from typing import Any
 
 from superformer.elastic.axis import Axis, Segments
 from superformer.errors import SuperformerError, nearest
@@ -122,21 +123,21 @@ def cyclic_starts(groups: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def _shipped() -> dict[str, dict[str, object]]:
+def _shipped() -> dict[str, dict[str, Any]]:
     text = resources.files("superformer").joinpath("cyclic_mappings.json").read_text()
     return dict(json.loads(text))
 
 
-def solution(groups: int) -> dict[str, list[int]]:
+def solution(groups: int) -> dict[str, Any]:
     """The solved mapping of a number of groups: its starts, the gap that remains and whether it is proven optimal."""
     if groups < 1:
         raise SuperformerError(f"{groups} groups of channels were asked for; at least one is needed")
     if groups == 1:
-        return {"starts": [0], "proven": True}  # type: ignore[dict-item]
+        return {"starts": [0], "proven": True}
     shipped = _shipped()
     if str(groups) in shipped:
-        return shipped[str(groups)]  # type: ignore[return-value]
-    return solve_cyclic(groups)  # type: ignore[return-value]
+        return shipped[str(groups)]
+    return solve_cyclic(groups)
 
 
 def influence(mapping: GroupMap | Iterable[Iterable[int]], groups: int | None = None) -> list[Fraction]:
@@ -160,7 +161,7 @@ def training_times(mapping: GroupMap | Iterable[Iterable[int]]) -> list[int]:
     return [count[i] for i in range(max(count) + 1)]
 
 
-def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[str, object]:
+def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[str, Any]:
     """Eqs. 12 and 13 as an integer program over the starts (CP-SAT); says whether the optimum was proven.
 
     Influences are scaled to integers by the least common multiple of the widths. Their sum is fixed, so the gap of eq. 13 is
@@ -170,13 +171,12 @@ def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[s
         from ortools.sat.python import cp_model
     except ImportError as error:  # pragma: no cover - depends on the installation
         raise SuperformerError(
-            f"the cyclic mapping of {groups} groups is not shipped (2 to 16 are) and solving it needs ortools: pip install 'superformer[solver]'"
+            f"the cyclic mapping of {groups} groups is not shipped (2 to 16 are) and solving it needs ortools: "
+            "pip install 'superformer[solver]'"
         ) from error
     scale = math.lcm(*range(1, groups + 1))
     model = cp_model.CpModel()
-    starts = {
-        j: [model.new_bool_var(f"start_{j}_{s}") for s in range(groups)] for j in range(1, groups)
-    }
+    starts = {j: [model.new_bool_var(f"start_{j}_{s}") for s in range(groups)] for j in range(1, groups)}
     for j, options in starts.items():
         model.add_exactly_one(options)
         if j == groups - 1:  # turning everything around changes nothing: fix one start

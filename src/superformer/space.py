@@ -14,160 +14,23 @@ Values are written from the smallest network to the largest.
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.arch import Arch, StageArch, Value, Values, expect, load_json, plain
+from superformer.arch import Arch, StageArch, Value, Values, plain
 from superformer.errors import ArchError, SpaceError, nearest
 from superformer.genes import Layout, Population
+from superformer.stage import Choice, Ratio, Spec, Stage, Times, ratio, scaled, spec_of, specs_of, tenths, times
 
 if TYPE_CHECKING:
     from superformer.sampling import Limit
 
 Genes = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of these values."""
-
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One of these multiples of another value, rounded down: ``ratio(3.5, 4, of="width")``."""
-
-    values: tuple[Value, ...]
-    of: str
-
-
-@dataclass(frozen=True)
-class Times:
-    """A fixed multiple of another value, nothing to choose: ``times(64, of="heads")``."""
-
-    factor: int
-    of: str
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        return (self.factor,)
-
-
-Spec = Choice | Ratio | Times
-
-
-def ratio(*values: float, of: str) -> Ratio:
-    return Ratio(tuple(plain(v) for v in values), of)
-
-
-def times(factor: int, of: str) -> Times:
-    return Times(factor, of)
-
-
-def tenths(largest: int, parts: int = 1) -> tuple[int, ...]:
-    """ViTAS's ten widths: ``i/10`` of the largest, rounded, for i = 1..10."""
-    return tuple(round(i / 10 * largest) // parts for i in range(1, 11))
-
-
-def _spec(name: str, given: object) -> Spec:
-    if isinstance(given, Choice | Ratio | Times):
-        spec: Spec = given
-    elif isinstance(given, Iterable) and not isinstance(given, str):
-        spec = Choice(tuple(plain(v) for v in given))
-    else:
-        spec = Choice((plain(given),))
-    if not spec.values:
-        raise SpaceError(f"{name} has no value to choose from")
-    if len(set(spec.values)) != len(spec.values):
-        raise SpaceError(f"{name} names a value twice: {', '.join(map(str, spec.values))}")
-    return spec
-
-
-def _specs(given: Mapping[str, object]) -> dict[str, Spec]:
-    return {name: _spec(name, value) for name, value in given.items()}
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage: a line of a paper's table.
-
-    ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of blocks or the numbers
-    it may be. ``skip`` is the probability with which sampling leaves a skippable position out (ViT-ResNAS: one half; ViTAS v1: identity is
-    one of five operations). In a ``tied`` stage all blocks are the same (ViTAS v1, section 5.3).
-    """
-
-    block: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-    depth: int | Iterable[int]
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    skippable: Iterable[int] = ()
-    skip: float = 0.5
-    tied: bool = False
-
-    def __post_init__(self) -> None:
-        given = self.depth
-        depths: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(sorted(set(given)))
-        if not depths or depths[0] < 0:
-            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {given!r}")
-        positions = depths[-1]
-        block = [_specs(self.block)] * positions if isinstance(self.block, Mapping) else [_specs(b) for b in self.block]
-        if len(block) != positions:
-            raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
-        skippable = tuple(sorted(set(self.skippable)))
-        if skippable:
-            if len(depths) > 1:
-                raise SpaceError("a stage has either several depths or skippable positions, not both")
-            if not set(skippable) <= set(range(positions)):
-                raise SpaceError(f"skippable positions {skippable} are not all within 0..{positions - 1}")
-            if any(b != block[0] for b in block):
-                raise SpaceError("with skippable positions all blocks of a stage must have the same choices")
-            if not 0 < self.skip < 1:
-                raise SpaceError(f"skip must be a probability between 0 and 1, not {self.skip}")
-            depths = tuple(range(positions - len(skippable), positions + 1))
-        if self.tied and (skippable or any(b != block[0] for b in block)):
-            raise SpaceError("tied blocks must have the same choices, and none can be skipped by itself")
-        object.__setattr__(self, "block", tuple(block))
-        object.__setattr__(self, "depth", depths)
-        object.__setattr__(self, "choices", _specs(self.choices))
-        object.__setattr__(self, "skippable", skippable)
-
-    @property
-    def blocks(self) -> tuple[dict[str, Spec], ...]:
-        assert isinstance(self.block, tuple)
-        return self.block
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        assert isinstance(self.depth, tuple)
-        return self.depth
-
-    @property
-    def positions(self) -> int:
-        return len(self.blocks)
-
-    def options(self, position: int) -> int:
-        """The number of different blocks at a position."""
-        return math.prod(len(spec.values) for spec in self.blocks[position].values())
-
-    def sequences(self, depth: int) -> int:
-        """The number of different sequences of ``depth`` blocks."""
-        if self.tied:
-            return self.options(0) if depth else 1
-        return math.prod(self.options(p) for p in range(depth))
-
-    def placement(self, depth: int) -> tuple[int, ...]:
-        """The canonical positions of ``depth`` blocks: those that always run, then skippable ones from the front."""
-        if not self.skippable:
-            return tuple(range(depth))
-        assert not isinstance(self.skippable, int)
-        kept = tuple(self.skippable)[: depth - (self.positions - len(tuple(self.skippable)))]
-        return tuple(p for p in range(self.positions) if p not in tuple(self.skippable) or p in kept)
 
 
 @dataclass(frozen=True)
@@ -191,7 +54,7 @@ class Space:
 
         choices = dict(self.choices)
         resolution = choices.pop("resolution", self.img_size)
-        object.__setattr__(self, "choices", {"resolution": _spec("resolution", resolution), **_specs(choices)})
+        object.__setattr__(self, "choices", {"resolution": spec_of("resolution", resolution), **specs_of(choices)})
         object.__setattr__(self, "stages", tuple(self.stages))
         schema = family(self.family).schema
         object.__setattr__(self, "options", schema.normal_options(self.options))
@@ -204,7 +67,8 @@ class Space:
         for i, stage in enumerate(self.stages):
             for p, block in enumerate(stage.blocks[:1] if len(set(map(str, stage.blocks))) == 1 else stage.blocks):
                 for name, spec in block.items():
-                    if isinstance(spec, Ratio) and any(len({int(b * v) for v in spec.values}) < len(spec.values) for b in self._bases(i, p, spec.of)):  # type: ignore[operator]
+                    bases = self._bases(i, p, spec.of) if isinstance(spec, Ratio) else ()
+                    if any(len({scaled(b, v) for v in spec.values}) < len(spec.values) for b in bases):
                         raise SpaceError(f"{self.name}: two ratios of {name} in stage {i} give the same width; leave one out")
 
     def _scopes(self) -> Iterable[tuple[set[str], Mapping[str, Spec]]]:
@@ -236,8 +100,8 @@ class Space:
         count = math.prod(len(s.values) for s in self.choices.values())
         for stage in self.stages:
             count *= math.prod(len(s.values) for s in stage.choices.values())
-            if stage.skippable:
-                count *= math.prod(stage.options(p) + (p in stage.skippable) for p in range(stage.positions))  # type: ignore[operator]
+            if stage.free:
+                count *= math.prod(stage.options(p) + (p in stage.free) for p in range(stage.positions))
             else:
                 count *= sum(map(stage.sequences, stage.depths))
         return count
@@ -252,7 +116,7 @@ class Space:
     def _all(self, stage: int, position: int, name: str, spec: Spec) -> tuple[Value, ...]:
         if isinstance(spec, Choice):
             return spec.values
-        return tuple({int(b * v) for b in self._bases(stage, position, spec.of) for v in spec.values})  # type: ignore[operator]
+        return tuple({scaled(b, v) for b in self._bases(stage, position, spec.of) for v in spec.values})
 
     def widths(self, name: str, stage: int = 0, position: int = 0) -> tuple[int, ...]:
         """Every size that a value may take, ascending."""
@@ -311,8 +175,10 @@ class Space:
         return arch
 
     def __contains__(self, arch: object) -> bool:
+        if not isinstance(arch, Arch):
+            return False
         try:
-            self.encode([arch])  # type: ignore[list-item]
+            self.encode([arch])
         except ArchError:
             return False
         return True
@@ -378,12 +244,11 @@ class Space:
         for i, stage in enumerate(self.stages):
             depth = _limit(limits, "depth", i)
             depths = stage.depths if depth is None else _narrowed("depth", Choice(stage.depths), depth).values
-            if stage.skippable and set(depths) != set(stage.depths):
+            if stage.free and set(depths) != set(stage.depths):
                 raise SpaceError(f"stage {i} of {self.name} has free identities: its depth cannot be narrowed")
             blocks = [cut(b, i) for b in stage.blocks[: int(max(depths))]]
-            stages.append(
-                replace(stage, block=blocks, depth=stage.positions if stage.skippable else tuple(int(d) for d in depths), choices=cut(stage.choices, i))
-            )
+            kept = stage.positions if stage.free else tuple(int(d) for d in depths)
+            stages.append(replace(stage, block=blocks, depth=kept, choices=cut(stage.choices, i)))
         return replace(self, name=f"{self.name}-narrowed", stages=tuple(stages), choices=cut(self.choices, None))
 
     def point(self, arch: Arch) -> Space:
@@ -394,62 +259,15 @@ class Space:
     # --- JSON ---
 
     def to_json(self) -> str:
-        def specs(given: Mapping[str, Spec]) -> dict[str, Any]:
-            out: dict[str, Any] = {}
-            for name, spec in given.items():
-                if isinstance(spec, Choice):
-                    out[name] = list(spec.values)
-                elif isinstance(spec, Ratio):
-                    out[name] = {"ratio": list(spec.values), "of": spec.of}
-                else:
-                    out[name] = {"times": spec.factor, "of": spec.of}
-            return out
+        from superformer import space_json
 
-        stages = []
-        for s in self.stages:
-            same = all(b == s.blocks[0] for b in s.blocks) and s.positions > 0
-            entry: dict[str, Any] = {"block": specs(s.blocks[0]) if same else [specs(b) for b in s.blocks]}
-            entry["depth"] = s.positions if s.skippable else list(s.depths)
-            if s.choices:
-                entry["choices"] = specs(s.choices)
-            if s.skippable:
-                entry |= {"skippable": list(s.skippable), "skip": s.skip}
-            if s.tied:
-                entry["tied"] = True
-            stages.append(entry)
-        out = {"name": self.name, "family": self.family, "img_size": self.img_size, "choices": specs(self.choices), "stages": stages}
-        out |= {"options": dict(self.options), "weights": dict(self.weights)}
-        return json.dumps(out)
+        return space_json.to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Space:
-        data = load_json(text, "a space", SpaceError)
-        expect(data, "a space", {"name", "family", "stages"}, {"img_size", "choices", "options", "weights"}, SpaceError)
+        from superformer import space_json
 
-        def specs(given: Any, where: str) -> dict[str, Any]:
-            if not isinstance(given, dict):
-                raise SpaceError(f"{where} must be an object of choices, not {given!r}")
-            out: dict[str, Any] = {}
-            for name, value in given.items():
-                if isinstance(value, dict) and set(value) == {"ratio", "of"}:
-                    out[name] = ratio(*value["ratio"], of=value["of"])
-                elif isinstance(value, dict) and set(value) == {"times", "of"}:
-                    out[name] = times(value["times"], of=value["of"])
-                elif isinstance(value, dict):
-                    raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
-                else:
-                    out[name] = value
-            return out
-
-        if not isinstance(data["stages"], list):
-            raise SpaceError("a space's stages must be a list")
-        stages = []
-        for i, entry in enumerate(data["stages"]):
-            where = f"stage {i} of the space"
-            expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
-            block = [specs(b, where) for b in entry["block"]] if isinstance(entry["block"], list) else specs(entry["block"], where)
-            stages.append(Stage(**{**entry, "block": block, "choices": specs(entry.get("choices", {}), where)}))
-        return Space(**{**data, "stages": tuple(stages), "choices": specs(data.get("choices", {}), "choices")})
+        return space_json.from_json(text)
 
     def __repr__(self) -> str:
         return f"Space({self.name}: {self.family}, {self.size:.3g} architectures)"

@@ -1,7 +1,8 @@
 """Mutation and crossover, as the papers define them, on whole populations of genes.
 
-Two forms: ``"parameters"`` is ViT-ResNAS's (section 2.3), every architectural parameter by itself; ``"blocks"`` is S3's (appendix B.3, algorithm 3),
-depth and embedding of each stage first, then whole blocks. Blocks that come to run are drawn anew: their genes meant nothing before.
+Two forms: ``"parameters"`` is ViT-ResNAS's (section 2.3), every architectural parameter by itself; ``"blocks"`` is S3's (appendix B.3,
+algorithm 3), depth and embedding of each stage first, then whole blocks. Blocks that come to run are drawn anew: their genes meant nothing
+before.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def mutate(
 def cross(space: Space, first: Genes, second: Genes, rng: np.random.Generator, form: str = "parameters") -> Genes:
     """A child of each pair of rows.
 
-    ``"parameters"``: each gene from either parent. ``"blocks"``: the choices of the network and of each stage from either parent, then in each
-    layer one whole block of either; a block only one parent has comes from that one.
+    ``"parameters"``: each gene from either parent. ``"blocks"``: the choices of the network and of each stage from either parent, then in
+    each layer one whole block of either; a block only one parent has comes from that one.
     """
     _check(form)
     if first.shape != second.shape:
@@ -77,12 +78,12 @@ def _flips(space: Space) -> list[int]:
     return [column for where in space.layout.stages for column in where.on.values()]
 
 
-def _kinds(space: Space) -> tuple[list[int], list[int], list[list[int]]]:
+def _kinds(space: Space) -> tuple[list[int], list[int], list[NDArray[np.int64]]]:
     """The genes that set depths, those of network-wide and stage-wide choices, and those of each block."""
     layout = space.layout
     depth = [where.depth for where in layout.stages if where.depth is not None] + _flips(space)
     embed = list(layout.choices.values()) + [c for where in layout.stages for c in where.choices.values()]
-    blocks = [list(columns.values()) for where in layout.stages for columns in where.blocks]
+    blocks = [np.asarray(list(columns.values()), dtype=np.int64) for where in layout.stages for columns in where.blocks]
     return depth, embed, blocks
 
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from superformer.arch import Arch
-from superformer.elastic.count import NOTHING, Cost, Count, broadcast
 from superformer.elastic.axis import Axis
+from superformer.elastic.count import NOTHING, Cost, Count, broadcast
 from superformer.families import family
 from superformer.families.base import Network
 from superformer.space import Genes, Space
@@ -46,7 +46,10 @@ def skeleton(space: Space, num_classes: int, settings: tuple[tuple[str, Any], ..
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the cost of a space's networks. Values are numbers or arrays; ``img_size`` None is each architecture's own resolution."""
+    """The terms of the cost of a space's networks.
+
+    Values are numbers or arrays; ``img_size`` None is each architecture's own resolution.
+    """
 
     net: Network
     img_size: int | tuple[int, int] | None = None

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import Axis, View
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Linear, Widths, width
 from superformer.elastic.pass_ import Pass, Step
 from superformer.elastic.relative import RelativePosition
@@ -60,17 +60,18 @@ class Attention(nn.Module):
         """The matrices that give q, k and v for a head count, each with how many of the three it gives."""
         if self.qkv is not None:
             return [(self.qkv, 3)]
-        assert self.qk is not None and self.v is not None
+        assert self.qk is not None
+        assert self.v is not None
         return [(self._of(self.qk, heads), 2), (self._of(self.v, heads), 1)]
 
     def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         here = view[self.inner]
         if step.parts is None:
             heads = step.values.int("heads")
-            return self.proj(self._attend(x, view, heads, self._factor(x.shape[-1], here.width, heads), at), view)
+            return self._project(self._attend(x, view, heads, self._factor(x.shape[-1], here.width, heads), at), view)
         if self.inner.unit > 1 and self.qkv is not None and self.scale == "head" and not view.joint:
             heads = self.inner.size // self.inner.unit  # masked pass: all heads, then those that are not there are zeroed
-            return self.proj(here.keep(self._attend(x, view, heads, self.inner.unit**-0.5, at)), view)
+            return self._project(here.keep(self._attend(x, view, heads, self.inner.unit**-0.5, at)), view)
         outs = []  # heads of other widths lie elsewhere: each part of the batch attends at its own width
         for part in step.parts:
             rows = x[part.rows]
@@ -81,7 +82,11 @@ class Attention(nn.Module):
             mixed = View({**view.selections, self.inner: own}, part.view.joint, part.view.side)
             factor = self._factor(part.view[self.embed].width, own.width, heads)
             outs.append(own.place(self._attend(rows, mixed, heads, factor, at), self.inner.size))
-        return self.proj(torch.cat(outs), view)
+        return self._project(torch.cat(outs), view)
+
+    def _project(self, x: Tensor, view: View) -> Tensor:
+        out: Tensor = self.proj(x, view)
+        return out
 
     def _factor(self, embed: int, inner: int, heads: int) -> float:
         if self.scale == "head":
@@ -97,6 +102,7 @@ class Attention(nn.Module):
         q, k, v = qkv
         if self.class_only:
             q = q[:, :, :1]
+        out: Tensor
         if self.relative is not None:
             out = self.relative(q, k, v, scale, at.grid, at.native)
         else:

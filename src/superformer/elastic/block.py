@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from timm.layers import drop_path
+from timm.layers.drop import drop_path
 from torch import Tensor, nn
 
-from superformer.elastic.count import Cost, Count
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, View
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import LayerNorm, Linear, Table, Widths
 from superformer.elastic.pass_ import Pass, Step
 
@@ -26,7 +26,8 @@ class Mlp(nn.Module):
         self.fc2 = Linear(hidden, embed)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        return self.fc2(view[self.hidden].keep(F.gelu(self.fc1(x, view))), view)  # type: ignore[no-any-return]
+        out: Tensor = self.fc2(view[self.hidden].keep(F.gelu(self.fc1(x, view))), view)
+        return out
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
@@ -68,7 +69,7 @@ class Block(nn.Module):
         y = view[self.embed].keep(y)
         if step.gate is not None:
             y = y * step.gate
-        return drop_path(y, self.drop_path, self.training) if self.drop_path else y  # type: ignore[no-untyped-call,no-any-return]
+        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[int, int]) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths)

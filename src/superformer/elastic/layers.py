@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.take import Index, linear, take
 
 Widths = Mapping[Axis, Count]
@@ -61,7 +62,7 @@ class Linear(Elastic, nn.Linear):
         if bias:
             self.dims["bias"] = (out if parts == 1 else Packed(out, parts, f"{tag}.bias"),)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
         bias_index = self.index("bias", view) if self.bias is not None else ()
         return linear(x, self.weight, self.bias, self.index("weight", view), bias_index)
 
@@ -78,8 +79,8 @@ class Linear(Elastic, nn.Linear):
 class Conv2d(Elastic, nn.Conv2d):
     """A convolution between two axes, as one matrix product over the pixels under the kernel.
 
-    The few convolutions of these families have large kernels or small maps, where that is as fast as a direct convolution, and the weight's slice and
-    its gradient are then those of a matrix.
+    The few convolutions of these families have large kernels or small maps, where that is as fast as a direct convolution, and the
+    weight's slice and its gradient are then those of a matrix.
     """
 
     def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int, padding: int = 0, bias: bool = True):
@@ -89,7 +90,7 @@ class Conv2d(Elastic, nn.Conv2d):
             self.dims["bias"] = (out,)
         self.kernel, self.step, self.pad = kernel, stride, padding
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
         """(batch, channels, height, width) to (batch, positions, channels): tokens, row by row."""
         bias_index = self.index("bias", view) if self.bias is not None else ()
         out, inp, _, _ = self.index("weight", view)
@@ -175,7 +176,7 @@ class Table(Elastic):
 class PerChoice(nn.ModuleDict):
     """Modules private to the values of a choice: a stem for each patch size. A stand-alone network has one of them."""
 
-    def __init__(self, choice: str, modules: Mapping[object, nn.Module]):
+    def __init__(self, choice: str, modules: Mapping[Any, nn.Module]):
         super().__init__({str(k): m for k, m in modules.items()})
         self.choice = choice
 

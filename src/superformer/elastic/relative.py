@@ -5,11 +5,11 @@ For tokens n (query) and m (key) on a grid, with a class token in front:
     logit[n, m] = scale * q[n] . (k[m] + RK[n, m]),     out[n] = sum_m a[n, m] (v[m] + RV[n, m]),
     R[n, m] = rows[dr] + cols[dc],  dr, dc = row and column of m minus those of n;  entry 0 of both tables if n or m is the class token.
 
-The released code gathers R as a tensor of (tokens, tokens, head width) in every block, and a third of its training step is the backward pass of
-that lookup. But R is a row term plus a column term, so q . RK is a (rows + columns + 1)-vector for each query which key m reads at its
-row, at its column and, for the class token, at the last entry; and sum_m a RV needs only the sums of the attention over each row
-and column of keys. Both are extra channels of an ordinary attention: the query carries its vector, keys and values carry one-hot
-marks of their row and column. That is exact and needs no gather of the size of the attention.
+The released code gathers R as a tensor of (tokens, tokens, head width) in every block, and a third of its training step is the backward
+pass of that lookup. But R is a row term plus a column term, so q . RK is a (rows + columns + 1)-vector for each query which key m reads at
+its row, at its column and, for the class token, at the last entry; and sum_m a RV needs only the sums of the attention over each row and
+column of keys. Both are extra channels of an ordinary attention: the query carries its vector, keys and values carry one-hot marks of
+their row and column. That is exact and needs no gather of the size of the attention.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import EMPTY
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Table, Widths
 
 Grid = tuple[int, int]
@@ -37,7 +37,8 @@ class RelativePosition(nn.Module):
     def _table(self, name: str) -> Tensor:
         table = getattr(self, name)
         assert isinstance(table, Table)
-        return table(EMPTY)
+        out: Tensor = table(EMPTY)
+        return out
 
     def _pairs(self, table: Tensor, length: int, native: int) -> Tensor:
         """Entries for all pairs of positions of one direction (query, key, channel). At another length than the network's own the

@@ -61,7 +61,7 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
 def grad_of(weight: Tensor) -> Tensor:
     """The weight's gradient, made if this step has not touched it yet."""
     if weight.grad is None:
-        spare = _SPARE.pop(weight, None)
+        spare = _SPARE.pop(weight, None)  # type: ignore[no-untyped-call]
         weight.grad = torch.zeros_like(weight, memory_format=torch.preserve_format) if spare is None else spare.zero_()
     return weight.grad
 
@@ -83,7 +83,7 @@ class _Take(torch.autograd.Function):
         return gather(weight.detach(), index)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         total = grad_of(ctx.weight)
         for there, here in boxes(ctx.weight.shape, ctx.index):
@@ -96,12 +96,16 @@ def take(weight: Tensor, index: Index) -> Tensor:
     if whole(index):
         return weight
     if torch.is_grad_enabled() and weight.requires_grad:
-        return _Take.apply(weight, index)  # type: ignore[no-any-return,no-untyped-call]
+        part: Tensor = _Take.apply(weight, index)
+        return part
     return gather(weight, index)
 
 
 class _Linear(torch.autograd.Function):
-    """``x W^T + b`` with a slice of W and b; no copy of the slice is made, and its gradient is one matrix product straight into its place."""
+    """``x W^T + b`` with a slice of W and b.
+
+    No copy of the slice is made, and its gradient is one matrix product straight into its place.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
@@ -126,7 +130,7 @@ class _Linear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, *runs = ctx.saved_tensors
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -156,5 +160,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_in
     if whole(index) and whole(bias_index):
         return F.linear(x, weight.flatten(1), bias)
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
-        return _Linear.apply(x, weight, bias, index, bias_index)  # type: ignore[no-any-return,no-untyped-call]
+        out: Tensor = _Linear.apply(x, weight, bias, index, bias_index)
+        return out
     return F.linear(x, gather(weight.flatten(1), index), None if bias is None else gather(bias, bias_index))

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from superformer.arch import Arch, Values
-from superformer.elastic.count import Cost, Count
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, masked
 from superformer.elastic.block import Block
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Elastic
-from superformer.elastic.take import recycle
 from superformer.elastic.pass_ import Part, Pass, Step
+from superformer.elastic.take import recycle
 from superformer.errors import ArchError, SuperformerError
 from superformer.families.schema import Schema
 from superformer.families.timm_api import TimmApi
@@ -132,7 +132,8 @@ class Network(TimmApi, nn.Module):
             return arch
         if self._own is None:
             raise ArchError(
-                f"this is a supernet of {self.space.size:.3g} architectures: call net(x, arch), with an arch from net.space.sample() or the like"
+                f"this is a supernet of {self.space.size:.3g} architectures: "
+                "call net(x, arch), with an arch from net.space.sample() or the like"
             )
         return self._own
 
@@ -201,8 +202,8 @@ class Network(TimmApi, nn.Module):
     ) -> Any:
         """Logits. With a list of architectures the batch is cut into equal parts, one for each, in order.
 
-        ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full width; the numbers are
-        the same. Without it the faster one is taken. ``side``: with bilateral sharing, which channels.
+        ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full width; the numbers
+        are the same. Without it the faster one is taken. ``side``: with bilateral sharing, which channels.
         """
         features, _ = self._features(x, arch, side, mode)
         return self._merge([self.classify(f, at, **heads) for f, at in features])
@@ -220,12 +221,15 @@ class Network(TimmApi, nn.Module):
         if not archs:
             raise SuperformerError("an empty list of architectures was given; at least one is needed")
         if len(x) % len(archs):
-            raise SuperformerError(f"a batch of {len(x)} cannot be cut into {len(archs)} equal parts, one for each architecture; use a multiple of {len(archs)}")
+            raise SuperformerError(
+                f"a batch of {len(x)} cannot be cut into {len(archs)} equal parts, one for each architecture; "
+                f"use a multiple of {len(archs)}"
+            )
         if mode is not None and mode not in MODES:
             raise SuperformerError(f"unknown mode {mode!r}: possible are {', '.join(MODES)}")
         part_size = len(x) // len(archs)
         passes = (self._masked if mode == "masked" else self._sliced)(archs, part_size, x, side)
-        parts = self.shared(x).split([rows.stop - rows.start for rows, _ in passes])
+        parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
         return [(self.run(self.embed(part, at), at), at) for part, (_, at) in zip(parts, passes, strict=True)], size
 
     def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
@@ -287,13 +291,14 @@ class Network(TimmApi, nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients. Their memory is used again: clone a gradient that you want to keep."""
         if not set_to_none:
-            return super().zero_grad(set_to_none=False)
+            super().zero_grad(set_to_none=False)
+            return
         for p in self.parameters():
             recycle(p)
 
     def set_drop_path(self, rate: float) -> Self:
         """Stochastic depth: from 0 at the first position to ``rate`` at the last."""
-        blocks = [b for s in self.stages for b in s.blocks]  # type: ignore[union-attr]
+        blocks = [self.stage(i).block(p) for i, stage in enumerate(self.space.stages) for p in range(stage.positions)]
         for k, block in enumerate(blocks):
             block.drop_path = rate * k / max(len(blocks) - 1, 1)
         return self

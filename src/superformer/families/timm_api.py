@@ -12,7 +12,9 @@ from superformer.arch import Arch
 from superformer.errors import SuperformerError
 
 if TYPE_CHECKING:
+    from superformer.elastic.layers import Elastic
     from superformer.elastic.pass_ import Pass
+    from superformer.space import Space
 
 OutIndices = int | list[int] | tuple[int, ...] | None
 
@@ -25,8 +27,9 @@ class TimmApi:
     training_only: ClassVar[tuple[str, ...]] = ()
     """Prefixes of tensors that only training uses."""
 
+    space: Space
     num_classes: int
-    head: nn.Module | None
+    head: Elastic | None
     _own: Arch | None
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
@@ -43,12 +46,12 @@ class TimmApi:
         def prefix_tokens(self, stage: int) -> int: ...
         def feature_width(self, arch: Arch, stage: int) -> int: ...
         def reduction(self, arch: Arch, stage: int) -> int: ...
-        def new_head(self, num_classes: int) -> nn.Module | None: ...
+        def new_head(self, num_classes: int) -> Elastic | None: ...
 
     @property
     def num_features(self) -> int:
         """Channels of the final features (of a stand-alone network, or of the largest sub-network)."""
-        arch = self._own or self.space.largest()  # type: ignore[attr-defined]
+        arch = self._own or self.space.largest()
         return self.feature_width(arch, len(arch.stages) - 1)
 
     @property
@@ -68,7 +71,7 @@ class TimmApi:
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        arch = self._own or self.space.largest()  # type: ignore[attr-defined]
+        arch = self._own or self.space.largest()
         return [
             {"module": name, "num_chs": self.feature_width(arch, stage), "reduction": self.reduction(arch, stage)}
             for name, stage in self._levels(arch)
@@ -86,7 +89,8 @@ class TimmApi:
             return x
         from superformer.elastic.axis import EMPTY
 
-        return self.head(x, EMPTY)  # type: ignore[no-any-return]
+        logits: Tensor = self.head(x, EMPTY)
+        return logits
 
     def forward_intermediates(
         self,
@@ -107,13 +111,16 @@ class TimmApi:
         chosen = self._arch(arch)
         at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side)
         levels = self._levels(chosen)
-        take, _ = feature_take_indices(len(levels), indices)
+        take, _ = feature_take_indices(len(levels), list(indices) if isinstance(indices, tuple) else indices)
         collect: list[tuple[int, Tensor]] = []
         final = self.run(self.embed(self.shared(x), at), at, collect)
         if norm and len({stage for _, stage in levels}) > 1:
             raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
         if self.feature_level == "stage":
-            collect = [max((c for c in collect if c[0] == i), key=lambda c: collect.index(c), default=(i, final)) for i in range(len(chosen.stages))]
+            collect = [
+                max((c for c in collect if c[0] == i), key=lambda c: collect.index(c), default=(i, final))
+                for i in range(len(chosen.stages))
+            ]
         out: list[Any] = []
         for k in take:
             stage, y = collect[k]
@@ -136,7 +143,7 @@ class TimmApi:
         self.head = self.new_head(num_classes)
         if self.head is not None:
             self.head.to(device=like.device, dtype=like.dtype)
-            self.head.reset(torch.Generator().manual_seed(0))  # type: ignore[operator]
+            self.head.reset(torch.Generator().manual_seed(0))
 
     def no_weight_decay(self) -> set[str]:
         """Tables: class tokens, positions, scales (timm's optimisers ask)."""

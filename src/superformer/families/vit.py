@@ -1,8 +1,8 @@
 """The plain vision transformer: the spaces of ViTAS (v1 table 1, v2 table 2) and AutoFormer.
 
 Network-wide: the patch size, each with its own stem, and the width of the tokens. For each block: the number of heads, the attention width
-(of q, of k and of v) and the hidden width of the MLP. Optional: AutoFormer's relative positions and mean pooling; CaiT's class attention, as
-a second stage, with LayerScale (v1, appendix D).
+(of q, of k and of v) and the hidden width of the MLP. Optional: AutoFormer's relative positions and mean pooling; CaiT's class attention,
+as a second stage, with LayerScale (v1, appendix D).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from superformer.arch import Arch
-from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.attention import SHARED, Attention
 from superformer.elastic.axis import Axis, fixed
 from superformer.elastic.block import Block, Mlp
+from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
 from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
@@ -40,7 +40,10 @@ OPTIONS: dict[str, Any] = {
 
 def rules(space: Space) -> Iterable[str]:
     """What a space of this family must keep to."""
-    option = lambda name: Vit.schema.option(space.options, name)  # noqa: E731
+
+    def option(name: str) -> Any:
+        return Vit.schema.option(space.options, name)
+
     wanted = 2 if option("class_attention") else 1
     if len(space.stages) != wanted:
         yield f"a vit has {wanted} stage(s) {'(the second is the class attention)' if wanted == 2 else ''}, not {len(space.stages)}"
@@ -70,18 +73,17 @@ def rules(space: Space) -> Iterable[str]:
 
 
 class Stem(nn.Module):
-    """Patches as tokens: a strided convolution, a class token and a position for each token (all private to a patch size)."""
+    """Patches as tokens: a strided convolution, a class token and a position for each token. All are private to a patch size, except that
+    the stems may share one class token (ViTAS v1, table 2, groups 0 to 2)."""
 
-    def __init__(self, pixels: Axis, width: Axis, patch: int, grid: tuple[int, int], cls: bool, positions: int):
+    def __init__(self, pixels: Axis, width: Axis, patch: int, positions: int, cls_token: Table):
         super().__init__()
         self.proj = Conv2d(pixels, width, patch, patch)
-        self.cls_token = Table(1, width) if cls else None
+        self.cls_token = cls_token
         self.pos_embed = Table(positions, width)
-        self.native = grid
 
     def cost(self, widths: Mapping[Axis, Count], patches: Count) -> Cost:
-        cost = self.proj.cost(widths, patches) + self.pos_embed.cost(widths)
-        return cost + (self.cls_token.cost(widths) if self.cls_token is not None else NOTHING)
+        return self.proj.cost(widths, patches) + self.pos_embed.cost(widths) + self.cls_token.cost(widths)
 
 
 class Vit(Network):
@@ -104,14 +106,13 @@ class Vit(Network):
         space = self.space
         self.width = width = Axis("width", space.widths("width"))
         late = bool(self.option("class_attention"))
-        private = space.weights.get("cls_token", "private") == "private"
         resolution = space.widths("resolution")[-1]
+        common = Table(1, width)
         stems = {}
         for patch in space.widths("patch_size"):
-            side = resolution // patch
-            stems[patch] = Stem(fixed("pixels", self.in_chans), width, patch, (side, side), private, side * side + (not late))
+            token = common if space.weights.get("cls_token") == "shared" else Table(1, width)
+            stems[patch] = Stem(fixed("pixels", self.in_chans), width, patch, (resolution // patch) ** 2 + (not late), token)
         self.stems = PerChoice("patch_size", stems)
-        self.cls_token = None if private else Table(1, width)
         for i, stage in enumerate(space.stages):
             blocks = [self._block(i, p, late and i == 1) for p in range(stage.positions)]
             self.stages.append(StageModule(blocks))
@@ -138,7 +139,9 @@ class Vit(Network):
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
         patch = values["patch_size"]
         if np.any(height % patch) or np.any(width % patch):
-            raise SuperformerError(f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple")
+            raise SuperformerError(
+                f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple"
+            )
         return height // patch, width // patch
 
     def mask_group(self, arch: Arch) -> object:
@@ -154,9 +157,7 @@ class Vit(Network):
         return at.view[self.width].keep(tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix))
 
     def _with_class(self, tokens: Tensor, stem: Stem, at: Pass) -> Tensor:
-        table = stem.cls_token if stem.cls_token is not None else self.cls_token
-        assert table is not None
-        return torch.cat([at.view[self.width].keep(table(at.view).expand(len(tokens), 1, -1)), tokens], 1)
+        return torch.cat([at.view[self.width].keep(stem.cls_token(at.view).expand(len(tokens), 1, -1)), tokens], 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         if stage == 0:
@@ -166,14 +167,15 @@ class Vit(Network):
         return self._with_class(x, stem, at)
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        return self.norm(x, at.view)
+        out: Tensor = self.norm(x, at.view)
+        return out
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
 
     def classify(self, x: Tensor, at: Pass, **heads: Any) -> Tensor:
         pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled  # type: ignore[no-any-return]
+        return self.head(pooled, at.view) if self.head is not None else pooled
 
     # --- timm ---
 
@@ -195,7 +197,7 @@ class Vit(Network):
         if stage > 0:
             return NOTHING
         rows, cols = self.grid(values, *size)
-        total = NOTHING if self.cls_token is None else self.cls_token.cost(widths)
+        total = NOTHING
         for patch in self.space.widths("patch_size"):
             stem = self.stems[str(patch)]
             assert isinstance(stem, Stem)

@@ -1,9 +1,9 @@
 """ViT-Res and the ViT-ResNAS spaces: a multi-stage vision transformer with residual spatial reduction (Liao, Karaman, Sze).
 
-A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction (section 2.2, figure 3)
-halves the grid and widens the tokens. For each stage its width; for each block the number of heads (of a width fixed by the stage) and the hidden
-width. A second classifier on the patch tokens serves token labelling (section 2.4); it is used in training only, and a network has it only if it
-was asked for.
+A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction (section 2.2,
+figure 3) halves the grid and widens the tokens. For each stage its width; for each block the number of heads (of a width fixed by the
+stage) and the hidden width. A second classifier on the patch tokens serves token labelling (section 2.4); it is used in training only, and
+a network has it only if it was asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.arch import Arch
-from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, Selection, fixed
 from superformer.elastic.block import Block, Mlp
+from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
 from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
@@ -45,7 +45,7 @@ def rules(space: Space) -> Iterable[str]:
     for resolution in space.widths("resolution"):
         if resolution % PATCH:
             yield f"a picture of {resolution} pixels does not divide into patches of {PATCH}"
-    for i, stage in enumerate(space.stages[1:], 1):
+    for i in range(1, len(space.stages)):
         before, here = space.widths("width", i - 1), space.widths("width", i)
         if VitRes.schema.option(space.options, "residual") and here[0] < before[-1]:
             yield f"residual spatial reduction cannot narrow the tokens: stage {i} may be {here[0]} wide after {before[-1]}"
@@ -63,6 +63,10 @@ class ConvBnRelu(nn.Sequential):
         super().__init__(nn.Conv2d(inp, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True))
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 class ConvStem(nn.Module):
     """Three 3x3 convolutions, the first of stride 2, with a skip from the first to the third. Not searched."""
 
@@ -74,10 +78,10 @@ class ConvStem(nn.Module):
         self.channels = (inp, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x.contiguous(memory_format=torch.channels_last))  # a third faster than channels first
+        x = self.conv1(_channels_last(x))  # a third faster than channels first
         y: Tensor = self.conv3(self.conv2(x)) + x
         if y.requires_grad:
-            y.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))  # one layout all the way back
+            y.register_hook(_channels_last)  # type: ignore[no-untyped-call]  # one layout all the way back
         return y
 
     def cost(self, positions: Count) -> Cost:
@@ -89,9 +93,9 @@ class ConvStem(nn.Module):
 class SpatialReduction(nn.Module):
     """Residual spatial reduction (section 2.2, figure 3).
 
-    Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix for the class token. Main
-    branch: the patches average-pooled, the class token as it is, both widened with zero channels. The figure draws a layer norm
-    for the patches and one for the class token; the released networks, and so this one, share it.
+    Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix for the class
+    token. Main branch: the patches average-pooled, the class token as it is, both widened with zero channels. The figure draws a layer
+    norm for the patches and one for the class token; the released networks, and so this one, share it.
     """
 
     def __init__(self, inp: Axis, out: Axis, positions: int, eps: float, residual: bool):
@@ -196,11 +200,14 @@ class VitRes(Network):
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
         if height % PATCH or width % PATCH:
-            raise SuperformerError(f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple")
+            raise SuperformerError(
+                f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple"
+            )
         return height // PATCH, width // PATCH
 
     def shared(self, x: Tensor) -> Tensor:
-        return self.stem(x)  # type: ignore[no-any-return]
+        out: Tensor = self.stem(x)
+        return out
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         here = at.view[self.widths[0]]
@@ -212,10 +219,12 @@ class VitRes(Network):
         reduction = self.stage(stage).enter
         if not isinstance(reduction, SpatialReduction):
             return x
-        return reduction(x, at, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))  # type: ignore[no-any-return]
+        out: Tensor = reduction(x, at, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))
+        return out
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        return self.norm(x, at.view)
+        out: Tensor = self.norm(x, at.view)
+        return out
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0]
@@ -244,7 +253,7 @@ class VitRes(Network):
         return arch.stages[stage].choices.int("width")
 
     def reduction(self, arch: Arch, stage: int) -> int:
-        return PATCH * 2**stage
+        return int(PATCH * 2**stage)
 
     # --- cost ---
 

@@ -32,10 +32,6 @@ def network(width: int, heads: list[int], ratios: list[float]) -> Arch:
 MODELS = {
     # Ratio 3 in three blocks is not in the released space: the network is published, but no point of "autoformer-tiny".
     "autoformer_tiny": network(192, [3] * 10 + [4, 3, 3], [3.5, 3.5, 3, 3.5, 3, 3, 4, 4, 3.5, 4, 3.5, 4, 3.5]),
-    "autoformer_small": network(
-        384, [6, 6, 5, 7, 5, 5, 5, 6, 6, 7, 7, 6, 7], [3, 3.5, 3, 3.5, 4, 4, 4, 4, 4, 4, 4, 3.5, 4]
-    ),
-    "autoformer_base": network(
-        576, [9, 9, 9, 9, 9, 10, 9, 9, 10, 9, 10, 9, 9, 10], [3.5, 3.5, 4, 3.5, 4, 3.5, 3.5, 3, 4, 4, 3, 4, 3, 3.5]
-    ),
+    "autoformer_small": network(384, [6, 6, 5, 7, 5, 5, 5, 6, 6, 7, 7, 6, 7], [3, 3.5, 3, 3.5, 4, 4, 4, 4, 4, 4, 4, 3.5, 4]),
+    "autoformer_base": network(576, [9, 9, 9, 9, 9, 10, 9, 9, 10, 9, 10, 9, 9, 10], [3.5, 3.5, 4, 3.5, 4, 3.5, 3.5, 3, 4, 4, 3, 4, 3, 3.5]),
 }

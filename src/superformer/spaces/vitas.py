@@ -28,7 +28,10 @@ def _v1(name: str, width: int, widest: int) -> Space:
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
-    """v2, figure 7: 14 positions with identity shifting. (Table 2 of v2 prints 16 positions, v1's; the appendix, which is specific, has 14.)"""
+    """v2, figure 7: 14 positions with identity shifting.
+
+    (Table 2 of v2 prints 16 positions, v1's; the appendix, which is specific, has 14.)
+    """
     stage = Stage(_block(widest), depth=range(15))
     return Space(name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE)
 

@@ -1,0 +1,30 @@
+# make env    create the environment in .venv (nothing if it is there and current)
+# make test   format, types, tests        make demo   a space, its networks and their cost
+# make bench  the benchmarks, one JSON line each
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: env test demo bench lint
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+demo: env
+	$(BIN)/superformer demo
+
+bench: env
+	$(BIN)/python benchmarks/run.py

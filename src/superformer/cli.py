@@ -1,0 +1,133 @@
+"""The command line. It reads words, calls the library and prints; it holds no logic of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from superformer.errors import SuperformerError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Find the vision transformer that fits your pictures and your budget.\n\nStart with: superformer demo",
+)
+console = Console()
+Name = Annotated[str | None, typer.Argument(help="Show one of them in full.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
+
+
+@app.command()
+def spaces(name: Name = None, as_json: Json = False) -> None:
+    """The published search spaces; with NAME its choices and its range of MACs and parameters.
+
+    Example: superformer spaces vit-resnas-tiny
+    """
+    import superformer as sf
+    from superformer.describe import space_summary, space_table
+
+    if name is None:
+        rows = [space_summary(sf.space(n)) for n in sf.spaces()]
+        if not as_json:
+            rows = [{k: v for k, v in row.items() if k not in ("paths", "img_size")} for row in rows]
+        _list(rows, "Published search spaces", as_json, "superformer spaces NAME shows a space's choices")
+        return
+    space = sf.space(name)
+    if as_json:
+        print(json.dumps({**space_summary(space), "space": json.loads(space.to_json())}))
+        return
+    _facts(space_summary(space))
+    console.print(_table(space_table(space), "\nChoices, from the smallest network to the largest"))
+
+
+@app.command()
+def models(name: Name = None, as_json: Json = False) -> None:
+    """The published architectures; with NAME its stages, blocks, MACs and parameters.
+
+    Example: superformer models vit_resnas_tiny
+    """
+    import superformer as sf
+    from superformer.describe import arch_table, model_summary
+    from superformer.spaces import arch as published
+
+    if name is None:
+        rows = [model_summary(n, published(n)) for n in sf.models()]
+        if not as_json:
+            rows = [{k: v for k, v in row.items() if k not in ("key", "resolution")} for row in rows]
+        _list(rows, "Published architectures", as_json, "superformer models NAME shows a network block by block")
+        return
+    arch = published(name)
+    if as_json:
+        print(json.dumps({**model_summary(name, arch), "arch": json.loads(arch.to_json())}))
+        return
+    _facts(model_summary(name, arch))
+    console.print(_table(arch_table(arch), "\nBlocks"))
+
+
+@app.command()
+def demo() -> None:
+    """A first look: a space, networks of a budget drawn from it, and one of them run as part of the supernet and by itself."""
+    from superformer.demo import run
+
+    run(console)
+
+
+def _list(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console.print(_table(rows, title))
+    console.print(hint, style="dim")
+
+
+def _facts(facts: dict[str, Any]) -> None:
+    """One thing's values, a line each."""
+    for column, value in facts.items():
+        console.print(f"[dim]{TITLES.get(column, column):>14}[/]  {_said(column, value)}", highlight=False)
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Rows of plain values as a table; numbers stand right."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in rows[0] if rows else ():
+        word = isinstance(rows[0][column], str)
+        table.add_column(TITLES.get(column, column), justify="left" if word else "right", no_wrap=column != "values")
+    for row in rows:
+        table.add_row(*(_said(column, value) for column, value in row.items()))
+    return table
+
+
+TITLES = {"macs": "MACs", "params": "parameters", "img_size": "px", "resolution": "px"}
+
+
+def _said(column: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " - ".join(_said(column, v) for v in value)
+    if column in ("macs", "params"):
+        power, unit = next((p, u) for p, u in ((9, "G"), (6, "M"), (3, "k"), (0, "")) if value >= 10**p)
+        return f"{value / 10**power:.3g} {unit}"
+    return f"{value:.2e}" if isinstance(value, int) and value >= 10**6 else str(value)
+
+
+def main() -> None:
+    """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
+    try:
+        app(standalone_mode=False)
+    except SuperformerError as error:
+        print(f"superformer: {error}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except typer.Abort:
+        sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own complaints about words have it
+            raise
+        print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,163 @@
+"""Stages of a space, and the choices they declare.
+
+Choices are written as values (``heads=(3, 6, 12)``), as multiples of another value that are chosen from (`ratio`) or as a fixed multiple
+(`times`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from superformer.arch import Value, plain
+from superformer.errors import SpaceError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these values."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One of these multiples of another value, rounded down: ``ratio(3.5, 4, of="width")``."""
+
+    values: tuple[Value, ...]
+    of: str
+
+
+@dataclass(frozen=True)
+class Times:
+    """A fixed multiple of another value, nothing to choose: ``times(64, of="heads")``."""
+
+    factor: int
+    of: str
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return (self.factor,)
+
+
+Spec = Choice | Ratio | Times
+
+
+def ratio(*values: float, of: str) -> Ratio:
+    return Ratio(tuple(plain(v) for v in values), of)
+
+
+def times(factor: int, of: str) -> Times:
+    return Times(factor, of)
+
+
+def tenths(largest: int, parts: int = 1) -> tuple[int, ...]:
+    """ViTAS's ten widths: ``i/10`` of the largest, rounded, for i = 1..10."""
+    return tuple(round(i / 10 * largest) // parts for i in range(1, 11))
+
+
+def scaled(base: Any, factor: Any) -> int:
+    """A multiple of a value, rounded down."""
+    return int(base * factor)
+
+
+def spec_of(name: str, given: object) -> Spec:
+    """A choice as it may be written: as itself, as its values or as one value."""
+    if isinstance(given, Choice | Ratio | Times):
+        spec: Spec = given
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        spec = Choice(tuple(plain(v) for v in given))
+    else:
+        spec = Choice((plain(given),))
+    if not spec.values:
+        raise SpaceError(f"{name} has no value to choose from")
+    if len(set(spec.values)) != len(spec.values):
+        raise SpaceError(f"{name} names a value twice: {', '.join(map(str, spec.values))}")
+    return spec
+
+
+def specs_of(given: Mapping[str, object]) -> dict[str, Spec]:
+    return {name: spec_of(name, value) for name, value in given.items()}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: a line of a paper's table.
+
+    ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of blocks or the
+    numbers it may be. ``skip`` is the probability with which sampling leaves a skippable position out (ViT-ResNAS: one half; ViTAS v1:
+    identity is one of five operations). In a ``tied`` stage all blocks are the same (ViTAS v1, section 5.3).
+    """
+
+    block: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    depth: int | Iterable[int]
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    skippable: Iterable[int] = ()
+    skip: float = 0.5
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        given = self.depth
+        depths: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(sorted(set(given)))
+        if not depths or depths[0] < 0:
+            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {given!r}")
+        positions = depths[-1]
+        block = [specs_of(self.block)] * positions if isinstance(self.block, Mapping) else [specs_of(b) for b in self.block]
+        if len(block) != positions:
+            raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
+        skippable = tuple(sorted(set(self.skippable)))
+        if skippable:
+            if len(depths) > 1:
+                raise SpaceError("a stage has either several depths or skippable positions, not both")
+            if not set(skippable) <= set(range(positions)):
+                raise SpaceError(f"skippable positions {skippable} are not all within 0..{positions - 1}")
+            if any(b != block[0] for b in block):
+                raise SpaceError("with skippable positions all blocks of a stage must have the same choices")
+            if not 0 < self.skip < 1:
+                raise SpaceError(f"skip must be a probability between 0 and 1, not {self.skip}")
+            depths = tuple(range(positions - len(skippable), positions + 1))
+        if self.tied and (skippable or any(b != block[0] for b in block)):
+            raise SpaceError("tied blocks must have the same choices, and none can be skipped by itself")
+        object.__setattr__(self, "block", tuple(block))
+        object.__setattr__(self, "depth", depths)
+        object.__setattr__(self, "choices", specs_of(self.choices))
+        object.__setattr__(self, "skippable", skippable)
+
+    @property
+    def blocks(self) -> tuple[dict[str, Spec], ...]:
+        assert isinstance(self.block, tuple)
+        return self.block
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        assert isinstance(self.depth, tuple)
+        return self.depth
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The skippable positions."""
+        assert isinstance(self.skippable, tuple)
+        return self.skippable
+
+    @property
+    def positions(self) -> int:
+        return len(self.blocks)
+
+    def options(self, position: int) -> int:
+        """The number of different blocks at a position."""
+        return math.prod(len(spec.values) for spec in self.blocks[position].values())
+
+    def sequences(self, depth: int) -> int:
+        """The number of different sequences of ``depth`` blocks."""
+        if self.tied:
+            return self.options(0) if depth else 1
+        return math.prod(self.options(p) for p in range(depth))
+
+    def placement(self, depth: int) -> tuple[int, ...]:
+        """The canonical positions of ``depth`` blocks: those that always run, then skippable ones from the front."""
+        if not self.free:
+            return tuple(range(depth))
+        kept = self.free[: depth - (self.positions - len(self.free))]
+        return tuple(p for p in range(self.positions) if p not in self.free or p in kept)
