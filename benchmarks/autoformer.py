@@ -1,6 +1,6 @@
 """W1: AutoFormer-T's supernet, a training step (batch 8) of each of 12 architectures.
 
-    python benchmarks/autoformer.py
+python benchmarks/autoformer.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """W5: evaluating candidates with inherited weights: count the cost, run 64 pictures (2 batches of 32) through the sub-network.
 
-    python benchmarks/evaluate.py
+python benchmarks/evaluate.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         calibrate = Calibrator(training=False)
         evaluate(archs[0])
         before = calibrate()
-        times = [seconds(lambda a=arch: evaluate(a), 1, 0)[0] for arch in archs]  # noqa: B023
+        times = [seconds(lambda a=arch: evaluate(a), 1, 0)[0] for arch in archs]
         unit = (before + calibrate()) / 2
         report(
             f"W5 evaluating a candidate of {name}",

@@ -1,6 +1,6 @@
 """W6: costs of whole populations, and sampling within limits.
 
-    python benchmarks/population.py
+python benchmarks/population.py
 """
 
 from __future__ import annotations

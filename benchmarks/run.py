@@ -1,6 +1,6 @@
 """All benchmarks, each in its own process: one JSON line for each figure.
 
-    make bench            or            python benchmarks/run.py [name ...]
+make bench            or            python benchmarks/run.py [name ...]
 """
 
 from __future__ import annotations

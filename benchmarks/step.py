@@ -1,12 +1,13 @@
 """The price of the supernet: a training step of one sub-network through it, against its extracted network (batch 8, alternating).
 
-    python benchmarks/step.py
+python benchmarks/step.py
 """
 
 from __future__ import annotations
 
 import statistics
 
+import torch
 from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, soft_targets
 
 import superformer as sf
@@ -24,7 +25,7 @@ def main() -> None:
         for arch in space.sample(4, seed=0, macs=(0.9 * median, 1.1 * median)):
             model = net.extract(arch).train()
 
-            def through(arch: sf.Arch = arch) -> None:
+            def through(arch: sf.Arch = arch, net: torch.nn.Module = net) -> None:
                 net.zero_grad()
                 soft_loss(net(x, arch), y).backward()
 

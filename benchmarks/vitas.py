@@ -1,6 +1,6 @@
 """W4: ViTAS's supernet, a training step (batch 8) of each of 8 architectures, ordinal and bilateral; W4b the same with patches of 16.
 
-    python benchmarks/vitas.py
+python benchmarks/vitas.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from common import WORKLOADS, beside, peak_mib, pictures, report, soft_loss, soft_targets
 
 import superformer as sf
-from superformer.arch import Arch
+from superformer.space.arch import Arch
 from superformer.spaces import vitas
 
 

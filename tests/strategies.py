@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from superformer.arch import Arch
 from superformer.space import Space, Stage, ratio, times
+from superformer.space.arch import Arch
 
 
 def subset(values: tuple, min_size: int = 1) -> st.SearchStrategy[tuple]:

@@ -61,7 +61,10 @@ def test_many_archs_in_one_batch_equal_separate_passes(case, sharing):
         for name, grad in grads.items():
             mine = torch.zeros(()) if grad is None else grad
             theirs = others[name]
-            close(mine.double().expand_as(theirs) if theirs is not None else mine.double(), torch.zeros_like(mine.double()) if theirs is None else theirs)
+            close(
+                mine.double().expand_as(theirs) if theirs is not None else mine.double(),
+                torch.zeros_like(mine.double()) if theirs is None else theirs,
+            )
 
 
 @given(spaces_with_archs(1), sharings)
@@ -183,7 +186,13 @@ def test_other_input_sizes(case):
 
 def test_batch_norm_of_the_shared_stem_sees_the_whole_batch():
     """In training mode both ways of running a mixed batch normalise the stem over all of it, as the released code does."""
-    space = sf.Space("s", "vit_res", (sf.Stage({"heads": (1, 2), "attn": sf.times(4, of="heads"), "mlp": (5, 8)}, 2, {"width": (6, 8)}),), img_size=56, options={"stem": 4})
+    space = sf.Space(
+        "s",
+        "vit_res",
+        (sf.Stage({"heads": (1, 2), "attn": sf.times(4, of="heads"), "mlp": (5, 8)}, 2, {"width": (6, 8)}),),
+        img_size=56,
+        options={"stem": 4},
+    )
     net, x = double(space).train(), pictures(4, space)
     archs = [space.smallest(), space.largest()]
     close(net(x, archs, mode="sliced"), net(x, archs, mode="masked"))

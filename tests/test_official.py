@@ -100,7 +100,9 @@ def test_macs_of_the_authors_search_operators():
     checked = 0
     for key, entry in data["spaces"].items():
         space = sf.space("vit-resnas-tiny" if key == "tiny" else "vit-resnas-small")
-        pairs = [p for v in entry.values() if isinstance(v, list) for p in v if isinstance(p, list) and len(p) == 2 and isinstance(p[1], int)]
+        pairs = [
+            p for v in entry.values() if isinstance(v, list) for p in v if isinstance(p, list) and len(p) == 2 and isinstance(p[1], int)
+        ]
         pairs = [p for p in pairs if isinstance(p[0], list) and p[0] and p[0][0][0] == 4]
         archs = [sf.official.arch("vit_resnas", a) for a, _ in pairs]
         assert sf.cost(space, archs).macs.tolist() == [m for _, m in pairs]
@@ -130,12 +132,21 @@ def test_position_tables_are_resized_to_another_input():
 def test_weights_that_do_not_fit(change, says):
     meta, state, _ = load("autoformer", "AutoFormer-T")
     own = sf.official.model("autoformer", meta["arch"], state)
-    released = {k.replace("stages.0.", "").replace("mlp.", "").replace("norm1", "attn_layer_norm").replace("norm2", "ffn_layer_norm"): v for k, v in own.state_dict().items()}
+    released = {
+        k.replace("stages.0.", "").replace("mlp.", "").replace("norm1", "attn_layer_norm").replace("norm2", "ffn_layer_norm"): v
+        for k, v in own.state_dict().items()
+    }
     fixed = {}
     for k, v in released.items():
-        k = k.replace("stems.16.proj", "patch_embed_super.proj").replace("stems.16.pos_embed.weight", "pos_embed").replace("stems.16.cls_token.weight", "cls_token")
+        k = (
+            k.replace("stems.16.proj", "patch_embed_super.proj")
+            .replace("stems.16.pos_embed.weight", "pos_embed")
+            .replace("stems.16.cls_token.weight", "cls_token")
+        )
         for a in "kv":
-            k = k.replace(f"relative.{a}_rows.weight", f"rel_pos_embed_{a}.embeddings_table_v").replace(f"relative.{a}_cols.weight", f"rel_pos_embed_{a}.embeddings_table_h")
+            k = k.replace(f"relative.{a}_rows.weight", f"rel_pos_embed_{a}.embeddings_table_v").replace(
+                f"relative.{a}_cols.weight", f"rel_pos_embed_{a}.embeddings_table_h"
+            )
         if k.endswith("qkv.weight"):
             v = v.reshape(3, -1, v.shape[1]).transpose(0, 1).reshape(-1, v.shape[1])
         fixed[k] = v[None] if k in ("pos_embed", "cls_token") else v
@@ -155,6 +166,6 @@ def test_unknown_families_and_forms():
         sf.official.arch("vitas", {"backbone": {}})
     with pytest.raises(sf.SuperformerError, match="type 7"):
         sf.official.arch("vit_resnas", [[7, 3]])
+    _, state, _ = load("vit_resnas", "ViT-Res-Tiny")
     with pytest.raises(sf.SuperformerError, match="no ViT-ResNAS space"):
-        meta, state, _ = load("vit_resnas", "ViT-Res-Tiny")
         sf.official.supernet("vit_resnas", state)

@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 from strategies import spaces
 
 import superformer as sf
-from superformer.sampling import depth_weights
 from superformer.space import Space, Stage
+from superformer.space.sampling import depth_weights
 
 BLOCK = {"heads": (1, 2), "attn": 4, "mlp": (4, 8)}
 SPACES = {

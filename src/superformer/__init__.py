@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from superformer import official, sharing
-from superformer.arch import Arch
 from superformer.build import model, register_model, supernet
 from superformer.cost import cost
 from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
 from superformer.space import Space, Stage, ratio, times
+from superformer.space.arch import Arch
 from superformer.spaces import models, space, spaces
 
 __version__ = "0.1.0"

@@ -11,12 +11,12 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import register_model as timm_register
 from timm.models._builder import build_model_with_cfg
 
-from superformer.arch import Arch
 from superformer.errors import SuperformerError
 from superformer.families import family
 from superformer.families.base import Network
 from superformer.sharing import Sharing
 from superformer.space import Space, point
+from superformer.space.arch import Arch
 from superformer.spaces import arch as published_arch
 from superformer.spaces import models
 from superformer.spaces import space as published_space

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from superformer.arch import Arch
 from superformer.cost import cost
 from superformer.space import Space, point
-from superformer.stage import Choice, Ratio, Spec
+from superformer.space.arch import Arch
+from superformer.space.exact import Exact
+from superformer.space.stage import Choice, Ratio, Spec
 
 
 def space_summary(space: Space) -> dict[str, Any]:
     """A space in one line: how many architectures, from what cost to what cost."""
-    ends = cost(space, [space.smallest(), space.largest()])
+    reach = Exact.of(space, ("macs", "params")).range
     return {
         "name": space.name,
         "family": space.family,
         "architectures": space.size,
         "paths": space.paths,
-        "macs": [int(v) for v in ends.macs],
-        "params": [int(v) for v in ends.params],
+        "macs": list(reach["macs"]),
+        "params": list(reach["params"]),
         "img_size": space.img_size,
     }
 
@@ -31,7 +32,8 @@ def space_table(space: Space) -> list[dict[str, Any]]:
         where = f"stage {i + 1}"
         rows += [_row(where, name, spec) for name, spec in stage.choices.items()]
         depths = ", ".join(map(str, stage.depths)) if len(stage.depths) < 9 else f"{stage.depths[0]} to {stage.depths[-1]}"
-        note = f" (positions {', '.join(str(p + 1) for p in stage.free)} can be skipped)" if stage.free else ""
+        which = "any position" if len(stage.free) == stage.positions else f"positions {', '.join(str(p + 1) for p in stage.free)}"
+        note = f" ({which} can be skipped)" if stage.free else ""
         rows.append({"where": where, "choice": "blocks", "values": depths + note + (" (all the same)" if stage.tied else "")})
         if stage.blocks:
             rows += [_row(f"{where}, each block", name, spec) for name, spec in stage.blocks[-1].items()]

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superformer.arch import Arch, StageArch, Values
 from superformer.elastic.positions import resized
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import family as network_family
 from superformer.families.base import Network
 from superformer.sharing import Sharing
 from superformer.space import Space, Stage, point, ratio, times
+from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import autoformer as autoformer_spaces
 from superformer.spaces import space as published_space
 from superformer.spaces import vitas as vitas_spaces

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from superformer.arch import Arch
 from superformer.elastic.axis import Axis
 from superformer.elastic.count import NOTHING, Cost, Count, broadcast
 from superformer.families import family
 from superformer.families.base import Network
 from superformer.space import Genes, Space
+from superformer.space.arch import Arch
 
 
 @dataclass(frozen=True)

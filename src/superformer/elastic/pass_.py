@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from superformer.arch import Arch, Values
 from superformer.elastic.axis import View
+from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
     from superformer.elastic.block import Block

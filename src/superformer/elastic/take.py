@@ -60,9 +60,11 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
 
 def grad_of(weight: Tensor) -> Tensor:
     """The weight's gradient, made if this step has not touched it yet."""
+    if weight.grad is not None and not weight.grad.is_contiguous():
+        weight.grad = weight.grad.contiguous()
     if weight.grad is None:
         spare = _SPARE.pop(weight, None)  # type: ignore[no-untyped-call]
-        weight.grad = torch.zeros_like(weight, memory_format=torch.preserve_format) if spare is None else spare.zero_()
+        weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format) if spare is None else spare.zero_()
     return weight.grad
 
 

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from superformer.arch import Arch, Values
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, masked
 from superformer.elastic.block import Block
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Elastic
 from superformer.elastic.pass_ import Part, Pass, Step
 from superformer.elastic.take import recycle
-from superformer.errors import ArchError, SuperformerError
+from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families.schema import Schema
 from superformer.families.timm_api import TimmApi
-from superformer.genes import Layout
 from superformer.sharing import Sharing
 from superformer.space import Space
+from superformer.space.arch import Arch, Values
+from superformer.space.genes import Layout
 
 MODES = ("sliced", "masked")
 
@@ -213,6 +213,8 @@ class Network(TimmApi, nn.Module):
     ) -> tuple[list[tuple[Tensor, Pass]], tuple[int, int]]:
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {tuple(x.shape)}")
+        if mode is not None and mode not in MODES:
+            raise SuperformerError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
         size = (int(x.shape[-2]), int(x.shape[-1]))
         if arch is None or isinstance(arch, Arch):
             at = self.plan(self._arch(arch), size, side)
@@ -225,8 +227,6 @@ class Network(TimmApi, nn.Module):
                 f"a batch of {len(x)} cannot be cut into {len(archs)} equal parts, one for each architecture; "
                 f"use a multiple of {len(archs)}"
             )
-        if mode is not None and mode not in MODES:
-            raise SuperformerError(f"unknown mode {mode!r}: possible are {', '.join(MODES)}")
         part_size = len(x) // len(archs)
         passes = (self._masked if mode == "masked" else self._sliced)(archs, part_size, x, side)
         parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
@@ -247,10 +247,15 @@ class Network(TimmApi, nn.Module):
                 start = stop
         return out
 
-    def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None) -> Tensor:
-        """The stages and the final norm; ``collect`` gets the stage and the tokens after every block."""
+    def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None) -> Tensor:
+        """The stages and the final norm. ``collect`` gets the stage and the tokens after each stage's entry and every block; stages
+        after ``until`` are left out, and the norm with them."""
         for i, steps in enumerate(at.stages):
+            if until is not None and i > until:
+                return x
             x = self.enter(i, x, at)
+            if collect is not None and not steps:
+                collect.append((i, x))
             for step in steps:
                 if self.grad_checkpointing and torch.is_grad_enabled():
                     x = checkpoint(step.block, x, at.view, step, at, use_reentrant=False)

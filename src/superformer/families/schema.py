@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from superformer.arch import Arch, Values
 from superformer.errors import ArchError, SpaceError, nearest
+from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
     from superformer.space import Space

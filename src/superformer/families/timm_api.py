@@ -8,8 +8,8 @@ import torch
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from superformer.arch import Arch
 from superformer.errors import SuperformerError
+from superformer.space.arch import Arch
 
 if TYPE_CHECKING:
     from superformer.elastic.layers import Elastic
@@ -39,7 +39,7 @@ class TimmApi:
         def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass: ...
         def shared(self, x: Tensor) -> Tensor: ...
         def embed(self, x: Tensor, at: Pass) -> Tensor: ...
-        def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None) -> Tensor: ...
+        def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None) -> Tensor: ...
         def finish(self, x: Tensor, at: Pass) -> Tensor: ...
         def pool(self, x: Tensor) -> Tensor: ...
         def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]: ...
@@ -111,16 +111,14 @@ class TimmApi:
         chosen = self._arch(arch)
         at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side)
         levels = self._levels(chosen)
-        take, _ = feature_take_indices(len(levels), list(indices) if isinstance(indices, tuple) else indices)
-        collect: list[tuple[int, Tensor]] = []
-        final = self.run(self.embed(self.shared(x), at), at, collect)
+        take, last = feature_take_indices(len(levels), list(indices) if isinstance(indices, tuple) else indices)
         if norm and len({stage for _, stage in levels}) > 1:
             raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
+        collect: list[tuple[int, Tensor]] = []
+        until = levels[last][1] if self.feature_level == "stage" else 0
+        final = self.run(self.embed(self.shared(x), at), at, collect, until if stop_early else None)
         if self.feature_level == "stage":
-            collect = [
-                max((c for c in collect if c[0] == i), key=lambda c: collect.index(c), default=(i, final))
-                for i in range(len(chosen.stages))
-            ]
+            collect = list(dict(collect).items())  # the last of each stage
         out: list[Any] = []
         for k in take:
             stage, y = collect[k]
@@ -153,7 +151,14 @@ class TimmApi:
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of layers for layer-wise learning rates."""
-        return {"stem": r"^(stems|stem|cls_token|embed)", "blocks": [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^(norm|head)", (99999,))]}
+        return {
+            "stem": r"^(?:stems?|proj|cls_token|pos_embed)\.",
+            "blocks": [
+                (r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.blocks\.(\d+)", None),
+                (r"^stages\.(\d+)\.enter", (-1,)),
+                (r"^(?:norm|head)", (99999,)),
+            ],
+        }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of keeping its activations."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from superformer.arch import Arch
 from superformer.elastic.attention import SHARED, Attention
 from superformer.elastic.axis import Axis, fixed
 from superformer.elastic.block import Block, Mlp
@@ -26,6 +25,7 @@ from superformer.errors import SuperformerError
 from superformer.families.base import Network, StageModule
 from superformer.families.schema import Schema
 from superformer.space import Space, Times
+from superformer.space.arch import Arch
 
 OPTIONS: dict[str, Any] = {
     "rel_pos": None,  # reach of AutoFormer's relative positions

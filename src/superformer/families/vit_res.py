@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.arch import Arch
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, Selection, fixed
 from superformer.elastic.block import Block, Mlp
@@ -28,6 +28,7 @@ from superformer.families.base import Network, StageModule
 from superformer.families.schema import Schema
 from superformer.sharing import Sharing
 from superformer.space import Space, Times
+from superformer.space.arch import Arch
 
 PATCH = 14
 """Pixels of a patch in a row: 2 (the stem's stride) times 7."""
@@ -199,7 +200,7 @@ class VitRes(Network):
     # --- the pass ---
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        if height % PATCH or width % PATCH:
+        if np.any(height % PATCH) or np.any(width % PATCH):
             raise SuperformerError(
                 f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple"
             )
@@ -258,7 +259,7 @@ class VitRes(Network):
     # --- cost ---
 
     def _cost_grid(self, stage: int, size: tuple[Count, Count]) -> tuple[Count, Count]:
-        return self.stage_grid(stage, (size[0] // PATCH, size[1] // PATCH))
+        return self.stage_grid(stage, self.grid({}, *size))
 
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
         rows, cols = self._cost_grid(stage, size)

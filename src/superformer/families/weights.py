@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from superformer.arch import Arch, Values
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import View
 from superformer.elastic.layers import Elastic, PerChoice
@@ -17,6 +16,7 @@ from superformer.elastic.take import Index, gather, scatter
 from superformer.errors import SuperformerError
 from superformer.families.base import Network
 from superformer.space import point
+from superformer.space.arch import Arch, Values
 
 N = TypeVar("N", bound=Network)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from superformer.arch import Arch
 from superformer.errors import SpaceError, nearest
 from superformer.space import Space
+from superformer.space.arch import Arch
 
 
 @functools.cache

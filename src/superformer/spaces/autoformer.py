@@ -5,8 +5,8 @@ Heads are 64 channels wide; the MLP's hidden width is a multiple of the tokens' 
 
 from __future__ import annotations
 
-from superformer.arch import Arch, StageArch, Values
 from superformer.space import Space, Stage, ratio, times
+from superformer.space.arch import Arch, StageArch, Values
 
 HEAD = 64
 OPTIONS = {"rel_pos": 14, "pool": "mean", "eps": 1e-5, "final_eps": 1e-5}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from superformer.arch import Arch, StageArch, Values
 from superformer.space import Space, Stage, times
+from superformer.space.arch import Arch, StageArch, Values
 
 HEAD_WIDTHS = (32, 48, 64)
 

@@ -6,8 +6,8 @@ the attention is the width of q, k and v together: a third of it is the attentio
 
 from __future__ import annotations
 
-from superformer.arch import Arch, StageArch, Values
 from superformer.space import Space, Stage, tenths
+from superformer.space.arch import Arch, StageArch, Values
 
 HEADS = (3, 6, 12, 16)
 PATCHES = (32, 16, 14)

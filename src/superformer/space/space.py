@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.arch import Arch, StageArch, Value, Values, plain
 from superformer.errors import ArchError, SpaceError, nearest
-from superformer.genes import Layout, Population
-from superformer.stage import Choice, Ratio, Spec, Stage, Times, ratio, scaled, spec_of, specs_of, tenths, times
+from superformer.space.arch import Arch, Value, Values, plain
+from superformer.space.genes import Layout, Population
+from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, scaled, spec_of, specs_of
 
 if TYPE_CHECKING:
-    from superformer.sampling import Limit
+    from superformer.space.sampling import Limit
 
 Genes = NDArray[np.int64]
 
@@ -215,7 +215,7 @@ class Space:
         img_size: int | None = None,
     ) -> Genes:
         """The same as `sample`, as rows of genes."""
-        from superformer import sampling
+        from superformer.space import sampling
 
         rng = np.random.default_rng(seed)
         if macs is None and params is None:
@@ -227,7 +227,7 @@ class Space:
     def narrow(self, **limits: Any) -> Space:
         """A smaller space: ``space.narrow(patch_size=16, depth=(12, 13), heads=[3])`` keeps only these values of the named choices.
 
-        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(width={0: 192})``.
+        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(depth={0: 3})``.
         """
         known = [n for where in ([self.choices], *[[s.choices, *s.blocks[:1]] for s in self.stages]) for specs in where for n in specs]
         known.append("depth")
@@ -236,6 +236,9 @@ class Space:
                 raise SpaceError(f"narrow() limits choices; give {name}=(lo, hi) to sample()")
             if name not in known:
                 raise SpaceError(f"the space {self.name} has no choice {name!r}: {nearest(name, dict.fromkeys(known))}")
+            if isinstance(limits[name], Mapping) and (name in self.choices or not set(limits[name]) <= set(range(len(self.stages)))):
+                what = "is a choice of the whole network" if name in self.choices else f"has stages 0 to {len(self.stages) - 1}"
+                raise SpaceError(f"{self.name}: {name} {what}; {limits[name]!r} does not fit")
 
         def cut(specs: Mapping[str, Spec], stage: int | None) -> dict[str, Spec]:
             return {name: _narrowed(name, spec, _limit(limits, name, stage)) for name, spec in specs.items()}
@@ -259,13 +262,13 @@ class Space:
     # --- JSON ---
 
     def to_json(self) -> str:
-        from superformer import space_json
+        from superformer.space import space_json
 
         return space_json.to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Space:
-        from superformer import space_json
+        from superformer.space import space_json
 
         return space_json.from_json(text)
 
@@ -294,6 +297,3 @@ def _narrowed(name: str, spec: Spec, limit: Any) -> Spec:
     if isinstance(spec, Times):
         return spec
     return replace(spec, values=tuple(v for v in spec.values if v in wanted))
-
-
-__all__ = ["Choice", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "point", "ratio", "tenths", "times"]

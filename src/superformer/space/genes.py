@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.arch import Arch, StageArch, Value, Values
 from superformer.errors import ArchError
-from superformer.stage import scaled
+from superformer.space.arch import Arch, StageArch, Value, Values
+from superformer.space.stage import scaled
 
 if TYPE_CHECKING:
-    from superformer.space import Genes, Space
-    from superformer.stage import Spec, Stage
+    from superformer.space.space import Genes, Space
+    from superformer.space.stage import Spec, Stage
 
 Columns = dict[str, int]
 """The gene of each choice; a choice with one value has none."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from superformer.arch import expect, load_json
-from superformer.errors import SpaceError
-from superformer.space import Space
-from superformer.stage import Choice, Ratio, Spec, Stage, ratio, times
+from superformer.errors import ArchError, SpaceError
+from superformer.space.arch import expect, load_json
+from superformer.space.space import Space
+from superformer.space.stage import Choice, Ratio, Spec, Stage, ratio, times
 
 
 def to_json(space: Space) -> str:
@@ -55,8 +55,16 @@ def from_json(text: str) -> Space:
         where = f"stage {i} of the space"
         expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
         block = [_read(b, where) for b in entry["block"]] if isinstance(entry["block"], list) else _read(entry["block"], where)
-        stages.append(Stage(**{**entry, "block": block, "choices": _read(entry.get("choices", {}), where)}))
-    return Space(**{**data, "stages": tuple(stages), "choices": _read(data.get("choices", {}), "choices")})
+        stages.append(_made(where, Stage, {**entry, "block": block, "choices": _read(entry.get("choices", {}), where)}))
+    found: Space = _made("a space", Space, {**data, "stages": tuple(stages), "choices": _read(data.get("choices", {}), "choices")})
+    return found
+
+
+def _made(where: str, kind: Any, fields: dict[str, Any]) -> Any:
+    try:
+        return kind(**fields)
+    except (TypeError, AttributeError, ArchError) as error:
+        raise SpaceError(f"{where} has a value of the wrong kind: {error}") from error
 
 
 def _read(given: Any, where: str) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def _read(given: Any, where: str) -> dict[str, Any]:
         raise SpaceError(f"{where} must be an object of choices, not {given!r}")
     out: dict[str, Any] = {}
     for name, value in given.items():
-        if isinstance(value, dict) and set(value) == {"ratio", "of"}:
+        if isinstance(value, dict) and set(value) == {"ratio", "of"} and isinstance(value["ratio"], list):
             out[name] = ratio(*value["ratio"], of=value["of"])
         elif isinstance(value, dict) and set(value) == {"times", "of"}:
             out[name] = times(value["times"], of=value["of"])

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.errors import SuperformerError, nearest
-from superformer.sampling import clear
-from superformer.space import Genes, Space
+from superformer.space.sampling import clear
+from superformer.space.space import Genes, Space
 
 FORMS = ("parameters", "blocks")
 
@@ -63,7 +63,7 @@ def cross(space: Space, first: Genes, second: Genes, rng: np.random.Generator, f
         for columns in _kinds(space)[2]:
             other[:, columns] = rng.random((len(first), 1)) < 0.5
     mine, theirs = _running(space, first), _running(space, second)
-    for columns, a, b in zip(_kinds(space)[2], mine.T, theirs.T, strict=True):
+    for columns, a, b in zip(_kinds(space)[2], mine.T, theirs.T, strict=True):  # a block that only one of them has
         other[np.ix_(np.flatnonzero(a & ~b), columns)] = False
         other[np.ix_(np.flatnonzero(b & ~a), columns)] = True
     return clear(space, np.where(other, second, first))
@@ -79,23 +79,23 @@ def _flips(space: Space) -> list[int]:
 
 
 def _kinds(space: Space) -> tuple[list[int], list[int], list[NDArray[np.int64]]]:
-    """The genes that set depths, those of network-wide and stage-wide choices, and those of each block."""
+    """The genes that set depths, those of network-wide and stage-wide choices, and those of each block (equal blocks are one)."""
     layout = space.layout
     depth = [where.depth for where in layout.stages if where.depth is not None] + _flips(space)
     embed = list(layout.choices.values()) + [c for where in layout.stages for c in where.choices.values()]
-    blocks = [np.asarray(list(columns.values()), dtype=np.int64) for where in layout.stages for columns in where.blocks]
+    own = [columns for s, where in zip(space.stages, layout.stages, strict=True) for columns in where.blocks[: 1 if s.tied else None]]
+    blocks = [np.asarray(list(columns.values()), dtype=np.int64) for columns in own]
     return depth, embed, blocks
 
 
 def _running(space: Space, genes: Genes) -> NDArray[np.bool_]:
-    """Which blocks of the whole network run."""
-    return np.concatenate([s.active for s in space.population(genes).stages], 1)
+    """Which blocks of the whole network run (equal blocks are one)."""
+    return np.concatenate([s.active[:, :1] if s.stage.tied else s.active for s in space.population(genes).stages], 1)
 
 
 def _renew(space: Space, before: Genes, after: Genes, rng: np.random.Generator) -> Genes:
     fresh = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), after.shape)
-    tied = np.concatenate([np.full(s.positions, s.tied) for s in space.stages])
-    new = _running(space, after) & ~_running(space, before) & ~tied
+    new = _running(space, after) & ~_running(space, before)
     for columns, rows in zip(_kinds(space)[2], new.T, strict=True):
         index = np.ix_(np.flatnonzero(rows), columns)
         after[index] = fresh[index]

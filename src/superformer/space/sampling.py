@@ -1,8 +1,8 @@
 """Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, exactly conditioned on them.
 
 Costs are sums over blocks, so architectures within limits need not be found by trial. Tables of the weight of every rounded total
-(`superformer.tables`) give draws close to the limits, and a final exact check removes what only rounding let in. What remains has exactly
-the unlimited distribution conditioned on the limits.
+(`superformer.space.tables`) give draws close to the limits, and a final exact check removes what only rounding let in. What remains has
+exactly the unlimited distribution conditioned on the limits.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import math
 import numpy as np
 
 from superformer.cost.population import cost
-from superformer.depths import Ints, depth_weights, place
 from superformer.errors import InfeasibleError, SuperformerError, nearest
-from superformer.space import Genes, Space
-from superformer.tables import Tables, say
+from superformer.space.depths import Ints, depth_weights, place
+from superformer.space.space import Genes, Space
+from superformer.space.tables import Tables, say
 
 OVER = ("choices", "architectures")
 Limit = float | tuple[float | None, float | None]
 """At most this, or (at least, at most); None leaves an end open."""
 
-GIVE_UP = 300_000
-"""Draws without any success after which limits inside the reachable range count as impossible."""
+GIVE_UP = 50_000
+"""Draws without any success after which limits inside the reachable range count as impossible; fewer, if the draws repeat themselves."""
 
 
 def sample(space: Space, n: int, rng: np.random.Generator, over: str = "choices") -> Genes:
     """Draw without limits."""
-    _check_over(over)
-    if n < 0:
-        raise SuperformerError(f"{n} architectures were asked for; the number must be 0 or more")
+    _check(n, over)
     genes = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), (n, len(space.bounds)))
     for stage, where in zip(space.stages, space.layout.stages, strict=True):
         if len(stage.depths) > 1:
@@ -43,13 +41,15 @@ def clear(space: Space, genes: Genes) -> Genes:
     """Zero the genes of blocks that do not run, in place: one architecture at one placement is one row."""
     for stage, where in zip(space.population(genes).stages, space.layout.stages, strict=True):
         for p, columns in enumerate(where.blocks):
+            idle = ~stage.active.any(1) if stage.stage.tied else ~stage.active[:, p]
             for column in columns.values():
-                if not stage.stage.tied:
-                    genes[~stage.active[:, p], column] = 0
+                genes[idle, column] = 0
     return genes
 
 
-def _check_over(over: str) -> None:
+def _check(n: int, over: str) -> None:
+    if n < 0:
+        raise SuperformerError(f"{n} architectures were asked for; the number must be 0 or more")
     if over not in OVER:
         raise SuperformerError(f"over={over!r} is not a way to sample: {nearest(over, OVER)}")
 
@@ -69,7 +69,7 @@ def sample_within(
     img_size: int | None = None,
 ) -> Genes:
     """Draw conditioned on limits (both ends included)."""
-    _check_over(over)
+    _check(n, over)
     limits = {name: _ends(name, limit) for name, limit in (("macs", macs), ("params", params)) if limit is not None}
     # Two quantities share the bins: spend them on totals up to the limits only. One has enough to serve all limits.
     caps = tuple(high for _, high in limits.values()) if len(limits) > 1 else (math.inf,)
@@ -80,7 +80,7 @@ def sample_within(
     closest: dict[str, list[int]] = {name: [] for name in limits}
     while have < n:
         rate = have / drawn if have else 0.5
-        batch = min(int((n - have) / rate * 1.1) + 64, 100_000)
+        batch = min(int((n - have) / rate * 1.1) + 256, 50_000)
         genes = tables.draw(batch, rng, limits)
         counts = cost(space, genes, num_classes, img_size)
         inside = np.ones(batch, dtype=bool)
@@ -91,7 +91,7 @@ def sample_within(
         found.append(genes[inside])
         have += int(inside.sum())
         drawn += batch
-        if not have and drawn >= GIVE_UP:
+        if not have and (drawn >= GIVE_UP or len(np.unique(genes, axis=0)) < batch / 8):
             near = "; ".join(f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values)}" for name, values in closest.items())
             raise InfeasibleError(f"no architecture of {space.name} was found within {say(limits)} in {drawn:,} targeted draws ({near})")
     return np.concatenate(found)[:n] if found else np.zeros((0, len(space.bounds)), dtype=np.int64)

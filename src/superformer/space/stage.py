@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from superformer.arch import Value, plain
 from superformer.errors import SpaceError
+from superformer.space.arch import Value, plain
 
 
 @dataclass(frozen=True)

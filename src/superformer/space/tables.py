@@ -7,13 +7,12 @@ the limits and takes the depth, each block and each stage's choices with the wei
 unlimited one, conditioned on the rounded total.
 
 Rounding moves a total by at most half a bin for each term. Limits are widened by that, so that nothing within them is lost; what only
-rounding let in is removed by an exact check afterwards (`superformer.sampling.sample_within`).
+rounding let in is removed by an exact check afterwards (`superformer.space.sampling.sample_within`).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.cost.population import Terms, skeleton
-from superformer.depths import Floats, Ints, depth_weights, place
 from superformer.errors import InfeasibleError
-from superformer.genes import resolve
-from superformer.space import Genes, Space
-from superformer.stage import Spec, Stage
+from superformer.space.depths import Floats, Ints, depth_weights, place
+from superformer.space.exact import Exact, Net, combos
+from superformer.space.space import Genes, Space
+from superformer.space.stage import Stage
 
 BINS = {1: 16384, 2: 256}
 """Bins for each limited quantity, when one or two are limited."""
@@ -66,90 +64,21 @@ class Tables:
     stage's, the end on the last stage's, and all on the network-wide ones.
     """
 
-    def __init__(self, space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None):
-        self.space, self.over, self.names = space, over, names
-        self.terms = Terms(skeleton(space, num_classes), img_size)
-        self.tops = _combos(space.choices, space.layout.choices)
-        self.owns = [_combos(s.choices, w.choices) for s, w in zip(space.stages, space.layout.stages, strict=True)]
-        self.count = 1 + sum(1 + s.positions for s in space.stages)
-        exact = [self._exact(top) for top in range(len(self.tops))]
-        self.range = {name: (min(e["low"][q] for e in exact), max(e["high"][q] for e in exact)) for q, name in enumerate(names)}
+    def __init__(self, exact: Exact, over: str, caps: tuple[float, ...]):
+        self.space, self.over, self.names, self.range = exact.space, over, exact.names, exact.range
+        self.tops, self.owns = exact.tops, exact.owns
+        self.count = 1 + sum(1 + s.positions for s in self.space.stages)
         most = [int(min(high, cap)) for (_, high), cap in zip(self.range.values(), caps, strict=True)]
-        self.step = [max(-(-high // BINS[len(names)]), 1) for high in most]
+        self.step = [max(-(-high // BINS[len(self.names)]), 1) for high in most]
         self.sides = tuple(high // step + self.count + 2 for high, step in zip(most, self.step, strict=True))
-        self.strides = np.asarray([math.prod(self.sides[q + 1 :]) for q in range(len(names))])
+        self.strides = np.asarray([math.prod(self.sides[q + 1 :]) for q in range(len(self.names))])
         self.bins = math.prod(self.sides)
-        self.nets = [self._forward(e) for e in exact]
+        self.nets = [self._forward(net) for net in exact.nets]
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
     def of(space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None) -> Tables:
-        return Tables(space, over, names, caps, num_classes, img_size)
-
-    # --- costs of the terms ---
-
-    def _values(self, specs: Mapping[str, Spec], columns: Mapping[str, int], combos: Ints, scope: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
-            index = combos[:, list(columns).index(name)] if name in columns else np.zeros(len(combos), dtype=np.int64)
-            found[name] = resolve(spec, index, {**scope, **found})
-        return found
-
-    def _pick(self, counted: Any, size: int) -> Ints:
-        """A term's cost as an array of (size, quantities)."""
-        return np.stack([np.broadcast_to(np.asarray(getattr(counted, n), dtype=np.int64), (size,)) for n in self.names], -1)
-
-    def _exact(self, top: int) -> dict[str, Any]:
-        """Exact costs of all terms, and the reachable range, for one setting of the network-wide choices."""
-        space, layout = self.space, self.space.layout
-        one = self._values(space.choices, layout.choices, self.tops[top : top + 1], {})
-
-        def repeat(values: Mapping[str, Any], k: int) -> dict[str, Any]:
-            return {name: np.repeat(v, k) for name, v in values.items()}
-
-        owns = []
-        for stage, where, combos in zip(space.stages, layout.stages, self.owns, strict=True):
-            owns.append(self._values(stage.choices, where.choices, combos, repeat(one, len(combos))))
-        first = [{name: v[:1] for name, v in own.items()} for own in owns]
-        low = high = np.zeros((1, len(self.names)), dtype=np.int64)
-        enters, blocks = [], []
-        for i, stage in enumerate(space.stages):
-            size, before = len(self.owns[i]), len(self.owns[i - 1]) if i else 1
-            pair = [repeat(f, before * size) for f in first]
-            pair[i] = {name: np.tile(v, before) for name, v in owns[i].items()}
-            if i:
-                pair[i - 1] = {name: np.repeat(v, size) for name, v in owns[i - 1].items()}
-            scope = repeat(one, before * size)
-            widths = self.terms.net.bind(scope, pair)
-            entered = self._pick(self.terms.enter(i, widths, {**scope, **pair[i]}), before * size).reshape(before, size, -1)
-            mine = [self._block(i, p, one, owns, first) for p in range(stage.positions)]
-            enters.append(entered)
-            blocks.append(mine)
-            least = np.stack([b.min(1) for b in mine]) if mine else np.zeros((0, size, len(self.names)), dtype=np.int64)
-            most = np.stack([b.max(1) for b in mine]) if mine else least
-            low = (low[:, None] + entered).min(0) + least[: stage.depths[0]].sum(0)
-            high = (high[:, None] + entered).max(0) + most[: stage.depths[-1]].sum(0)
-        size = len(self.owns[-1])
-        last = [repeat(f, size) for f in first]
-        last[-1] = owns[-1]
-        scope = repeat(one, size)
-        ended = self._pick(self.terms.exit(self.terms.net.bind(scope, last), scope), size)
-        return {
-            "enters": enters, "blocks": blocks, "ended": ended,
-            "low": [int(v) for v in (low + ended).min(0)], "high": [int(v) for v in (high + ended).max(0)],
-        }  # fmt: skip
-
-    def _block(self, i: int, p: int, one: Mapping[str, Any], owns: list[dict[str, Any]], first: list[dict[str, Any]]) -> Ints:
-        """Costs of a position: (stage settings, combinations, quantities)."""
-        stage, where = self.space.stages[i], self.space.layout.stages[i]
-        size, combos = len(self.owns[i]), _combos(stage.blocks[p], where.blocks[p])
-        total = size * len(combos)
-        choices = [{name: np.repeat(v, total) for name, v in f.items()} for f in first]
-        choices[i] = {name: np.repeat(v, len(combos)) for name, v in owns[i].items()}
-        scope = {**{name: np.repeat(v, total) for name, v in one.items()}, **choices[i]}
-        values = {**scope, **self._values(stage.blocks[p], where.blocks[p], np.tile(combos, (size, 1)), scope)}
-        widths = self.terms.net.bind(scope, choices)
-        return self._pick(self.terms.block(i, p, widths, values), total).reshape(size, len(combos), -1)
+        return Tables(Exact.of(space, names, num_classes, img_size), over, caps)
 
     def _round(self, exact: Ints) -> Ints:
         """A cost in steps, to the nearest; what is above every cap stays just above."""
@@ -171,20 +100,20 @@ class Tables:
 
     # --- weights of totals ---
 
-    def _forward(self, exact: Mapping[str, Any]) -> dict[str, Any]:
+    def _forward(self, exact: Net) -> dict[str, Any]:
         """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; ended[i][s]: after the stage."""
         tables, sums, enters, blocks = [], [], [], []
         before = np.zeros((1, self.bins))
         before[0, 0] = 1.0
         for i, (stage, where) in enumerate(zip(self.space.stages, self.space.layout.stages, strict=True)):
-            enter, size = self._round(exact["enters"][i]), len(self.owns[i])
+            enter, size = self._round(exact.enters[i]), len(self.owns[i])
             weights = depth_weights(stage, self.over)
             table = np.zeros((size, 1 if stage.tied else stage.positions + 1, self.bins))
             for s, own in np.ndindex(len(before), size):
                 self._add(table[own, 0], before[s], enter[s, own], 1 / size)
             mine = [
-                Blocks(self._round(b), _combos(stage.blocks[p], where.blocks[p]), tuple(where.blocks[p].values()))
-                for p, b in enumerate(exact["blocks"][i])
+                Blocks(self._round(b), combos(stage.blocks[p], where.blocks[p]), tuple(where.blocks[p].values()))
+                for p, b in enumerate(exact.blocks[i])
             ]
             if stage.tied:
                 after = self._tied(stage, table, mine, weights)
@@ -199,7 +128,7 @@ class Tables:
             enters.append(enter)
             blocks.append(mine)
             before = after
-        return {"tables": tables, "sums": sums, "enters": enters, "blocks": blocks, "exit": self._round(exact["ended"])}
+        return {"tables": tables, "sums": sums, "enters": enters, "blocks": blocks, "exit": self._round(exact.ended)}
 
     def _tied(self, stage: Stage, table: Floats, blocks: list[Blocks], weights: Floats) -> Floats:
         after = np.zeros((len(table), self.bins))
@@ -294,12 +223,6 @@ class Tables:
         place(genes, rows, stage, where, np.asarray(stage.depths)[depth], self.over, rng)
         genes[np.ix_(rows, _index(choice.columns))] = choice.combos[combo]
         return np.asarray(total - spent[np.arange(len(rows)), depth, combo])
-
-
-def _combos(specs: Mapping[str, Spec], columns: Mapping[str, int]) -> Ints:
-    """All combinations of the choices that have genes, as indices."""
-    ranges = [range(len(specs[name].values)) for name in columns]
-    return np.asarray(list(itertools.product(*ranges)), dtype=np.int64).reshape(math.prod(map(len, ranges)), len(ranges))
 
 
 def _index(columns: Iterable[int]) -> Ints:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.genes import StageLayout
-from superformer.stage import Stage
+from superformer.space.genes import StageLayout
+from superformer.space.stage import Stage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,0 +1,3 @@
+from superformer.cli import main
+
+main()
