@@ -34,7 +34,7 @@ def main() -> None:
                 soft_loss(model(x), y).backward()
 
             through(), alone()
-            pairs = [(seconds(through, 1, 0)[0], seconds(alone, 1, 0)[0]) for _ in range(8)]
+            pairs = [(seconds(through, 1, 0)[0], seconds(alone, 1, 0)[0]) for _ in range(12)]
             ratios.append(statistics.median(a / b for a, b in pairs))
             own.append(statistics.median(b for _, b in pairs))
         unit = (unit + calibrate()) / 2

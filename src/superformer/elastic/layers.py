@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
 from superformer.elastic.count import Cost, Count
-from superformer.elastic.take import Index, linear, take
+from superformer.elastic.take import Index, layer_norm, linear, take
 
 Widths = Mapping[Axis, Count]
 """The width of each searched axis, as a number or as an array over a population."""
@@ -136,9 +136,9 @@ class LayerNorm(Elastic, nn.LayerNorm):
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
         here = view[self.axis]
-        weight, bias = self.selected("weight", view), self.selected("bias", view)
         if here.mask is None or here.count is None:
-            return F.layer_norm(x, (here.width,), weight, bias, self.eps)
+            return layer_norm(x, self.weight, self.bias, self.index("weight", view), self.eps)
+        weight, bias = self.selected("weight", view), self.selected("bias", view)
         off = (x - x.sum(-1, keepdim=True) / here.count) * here.mask
         spread = torch.rsqrt(off.square().sum(-1, keepdim=True) / here.count + self.eps)
         return torch.addcmul(bias * here.mask, off * spread, weight)

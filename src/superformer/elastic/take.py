@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from superformer.elastic.axis import Segments
 
@@ -58,24 +57,58 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
         target[there] = part[here]
 
 
-def grad_of(weight: Tensor) -> Tensor:
-    """The weight's gradient, made if this step has not touched it yet."""
-    if weight.grad is not None and not weight.grad.is_contiguous():
-        weight.grad = weight.grad.contiguous()
-    if weight.grad is None:
-        spare = _SPARE.pop(weight, None)  # type: ignore[no-untyped-call]
-        weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format) if spare is None else spare.zero_()
-    return weight.grad
+class _Memory:
+    """What a shared weight remembers of its gradient: which parts of it are not zero, and, between two steps, its memory."""
+
+    __slots__ = ("spare", "used")
+
+    def __init__(self) -> None:
+        self.used: set[Index] = set()
+        self.spare: Tensor | None = None
 
 
-_SPARE: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+def _memory(weight: Tensor) -> _Memory:
+    found: _Memory | None = weight.__dict__.get("_gradient_memory")
+    if found is None:
+        found = weight.__dict__["_gradient_memory"] = _Memory()
+    return found
+
+
+FEW = 3
+"""Parts of a gradient that are cleared one by one; if there are more, all of it is."""
+
+
+def grad_of(weight: Tensor, index: Index) -> Tensor:
+    """The weight's gradient, to which the part at ``index`` is about to be added; made if this step has not touched it yet."""
+    memory, grad = _memory(weight), weight.grad
+    if grad is None:
+        grad, memory.spare = memory.spare, None
+        if grad is None:
+            grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        elif len(memory.used) > FEW:
+            grad.zero_()
+        else:  # a single sub-network's step left most of it untouched
+            for old in memory.used:
+                flat = grad.flatten(1) if grad.ndim > len(old) else grad
+                for there, _ in boxes(flat.shape, old):
+                    flat[there].zero_()
+        memory.used.clear()
+        weight.grad = grad
+    elif not grad.is_contiguous():
+        weight.grad = grad = grad.contiguous()
+    memory.used.add(index)
+    return grad
 
 
 def recycle(weight: Tensor) -> None:
-    """Forget a weight's gradient but keep its memory for the next step: fresh memory costs more than the arithmetic of a small batch."""
+    """Forget a weight's gradient but keep its memory for the next step: fresh memory costs more than the arithmetic of a small batch.
+
+    A gradient that autograd made itself (the weight was used whole) is let go.
+    """
+    memory = _memory(weight)
     if weight.grad is not None:
-        _SPARE[weight] = weight.grad
-        weight.grad = None
+        memory.spare = weight.grad if memory.used else None
+    weight.grad = None
 
 
 class _Take(torch.autograd.Function):
@@ -87,7 +120,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        total = grad_of(ctx.weight)
+        total = grad_of(ctx.weight, ctx.index)
         for there, here in boxes(ctx.weight.shape, ctx.index):
             total[there] += grad[here]
         return None, None
@@ -103,18 +136,20 @@ def take(weight: Tensor, index: Index) -> Tensor:
     return gather(weight, index)
 
 
-class _Linear(torch.autograd.Function):
-    """``x W^T + b`` with a slice of W and b.
+MANY = 1024
+"""Rows of a batch from which on copying a slice of several runs costs less than several products."""
 
-    No copy of the slice is made, and its gradient is one matrix product straight into its place.
-    """
+
+class _Linear(torch.autograd.Function):
+    """``x W^T + b`` with a slice of W and b; the gradient of a run is one matrix product straight into its place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
         matrix = weight.detach().flatten(1)
         rows, columns = index
-        # one run of columns: each run of rows is a view; columns wrapped around need a copy
-        runs = [gather(matrix, ((run,), columns)) for run in rows] if rows and len(columns or ((),)) == 1 else [gather(matrix, index)]
+        # each run of rows is a view, if there is one run of columns; a large batch is better served by one matrix, copied together
+        views = rows is not None and len(columns or ((),)) == 1 and x.numel() < MANY * x.shape[-1]
+        runs = [gather(matrix, ((run,), columns)) for run in rows or ()] if views else [gather(matrix, index)]
         b = None if bias is None else gather(bias.detach(), bias_index)
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -137,14 +172,14 @@ class _Linear(torch.autograd.Function):
         x, *runs = ctx.saved_tensors
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.weight.requires_grad:
-            total = grad_of(ctx.weight).flatten(1)
+            total = grad_of(ctx.weight, ctx.index).flatten(1)
             for there, (out, inp) in boxes(total.shape, ctx.index):
                 if total.dtype == rows.dtype:
                     total[there].addmm_(rows[:, out].t(), inputs[:, inp])
                 else:
                     total[there] += rows[:, out].t() @ inputs[:, inp]
         if ctx.bias is not None and ctx.bias.requires_grad:
-            total = grad_of(ctx.bias)
+            total = grad_of(ctx.bias, ctx.bias_index)
             sums = rows.sum(0)
             for there, here in boxes(ctx.bias.shape, ctx.bias_index):
                 total[there] += sums[here]
@@ -165,3 +200,36 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_in
         out: Tensor = _Linear.apply(x, weight, bias, index, bias_index)
         return out
     return F.linear(x, gather(weight.flatten(1), index), None if bias is None else gather(bias, bias_index))
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float) -> Tensor:
+        w, b = gather(weight.detach(), index), gather(bias.detach(), index)
+        out, mean, spread = torch.native_layer_norm(x, w.shape, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, spread)
+        ctx.weight, ctx.bias, ctx.index = weight, bias, index
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        x, w, b, mean, spread = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.weight.requires_grad, ctx.bias.requires_grad]
+        back, *parts = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, spread, w, b, wanted)
+        for tensor, part, want in zip((ctx.weight, ctx.bias), parts, wanted[1:], strict=True):
+            if want:
+                total = grad_of(tensor, ctx.index)
+                for there, here in boxes(tensor.shape, ctx.index):
+                    total[there] += part[here]
+        return back, None, None, None, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float) -> Tensor:
+    """Layer norm of which a slice of the scale and the shift is used."""
+    mixed = torch.is_autocast_enabled(x.device.type)
+    if not whole(index) and not mixed and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
+        out: Tensor = _LayerNorm.apply(x, weight, bias, index, eps)
+        return out
+    w, b = take(weight, index), take(bias, index)
+    return F.layer_norm(x, w.shape, w, b, eps)

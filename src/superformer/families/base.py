@@ -295,8 +295,8 @@ class Network(TimmApi, nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients. Their memory is used again: clone a gradient that you want to keep."""
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
+        if self._own is not None or not set_to_none:  # a stand-alone network has ordinary gradients
+            super().zero_grad(set_to_none)
             return
         for p in self.parameters():
             recycle(p)
