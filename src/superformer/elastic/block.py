@@ -55,13 +55,18 @@ class Block(nn.Module):
         return {self.attn.inner: values["attn"], self.mlp.hidden: values["mlp"]}
 
     def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        y = self.attn(self.norm1(x, view), view, step, at)
-        if not self.attn.class_only:
-            x = x + self._branch(y, view, step, self.scale1)
-            return x + self._branch(self.mlp(self.norm2(x, view), view), view, step, self.scale2)
-        token = x[:, :1] + self._branch(y, view, step, self.scale1)
-        token = token + self._branch(self.mlp(self.norm2(token, view), view), view, step, self.scale2)
-        return torch.cat([token, x[:, 1:]], 1)
+        return self.transform(self.attend(x, view, step, at), view, step)
+
+    def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        """The first half: the attention branch."""
+        y = self._branch(self.attn(self.norm1(x, view), view, step, at), view, step, self.scale1)
+        return torch.cat([x[:, :1] + y, x[:, 1:]], 1) if self.attn.class_only else x + y
+
+    def transform(self, x: Tensor, view: View, step: Step) -> Tensor:
+        """The second half: the MLP branch."""
+        old = x[:, :1] if self.attn.class_only else x
+        new = old + self._branch(self.mlp(self.norm2(old, view), view), view, step, self.scale2)
+        return torch.cat([new, x[:, 1:]], 1) if self.attn.class_only else new
 
     def _branch(self, y: Tensor, view: View, step: Step, scale: Table | None) -> Tensor:
         if scale is not None:

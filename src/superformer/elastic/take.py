@@ -212,7 +212,7 @@ class _LayerNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, w, b, mean, spread = ctx.saved_tensors
         wanted = [ctx.needs_input_grad[0], ctx.weight.requires_grad, ctx.bias.requires_grad]

@@ -230,7 +230,9 @@ class Network(TimmApi, nn.Module):
         part_size = len(x) // len(archs)
         passes = (self._masked if mode == "masked" else self._sliced)(archs, part_size, x, side)
         parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
-        return [(self.run(self.embed(part, at), at), at) for part, (_, at) in zip(parts, passes, strict=True)], size
+        plans = [at for _, at in passes]
+        tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
+        return list(zip(self._in_step(tokens, plans), plans, strict=True)), size
 
     def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
         size = (int(x.shape[-2]), int(x.shape[-1]))
@@ -264,6 +266,21 @@ class Network(TimmApi, nn.Module):
                 if collect is not None:
                     collect.append((i, x))
         return self.finish(x, at)
+
+    def _in_step(self, tokens: list[Tensor], plans: list[Pass]) -> list[Tensor]:
+        """Several passes at once, half a block of each after another: their slices lie in the same weights, and those stay in the cache."""
+        if self.grad_checkpointing or len(plans) == 1:
+            return [self.run(x, at) for x, at in zip(tokens, plans, strict=True)]
+        for i in range(len(self.stages)):
+            tokens = [self.enter(i, x, at) for x, at in zip(tokens, plans, strict=True)]
+            todo = [{step.block: step for step in at.stages[i]} for at in plans]
+            for block in self.stage(i).blocks:
+                running = [(k, steps[block]) for k, steps in enumerate(todo) if block in steps]
+                for k, step in running:
+                    tokens[k] = step.block.attend(tokens[k], plans[k].view, step, plans[k])
+                for k, step in running:
+                    tokens[k] = step.block.transform(tokens[k], plans[k].view, step)
+        return [self.finish(x, at) for x, at in zip(tokens, plans, strict=True)]
 
     def classify(self, x: Tensor, at: Pass, **heads: Any) -> Any:
         """Tokens to logits."""
