@@ -89,6 +89,23 @@ def test_a_step_allocates_no_full_size_tensor_for_each_sub_network():
     assert seen.made.count(full) == 0, "and none in the next step: its memory is used again"
 
 
+def test_memory_that_is_used_again_is_clean():
+    """A step with the largest sub-network, or a gradient that somebody wrote into, leaves nothing behind for the next step."""
+    space, x = sf.space("vitas-block"), torch.randn(2, 3, 224, 224)
+    net, fresh = sf.supernet(space, 10), sf.supernet(space, 10)
+    net(x, [space.largest(), space.smallest()]).sum().backward()
+    net(x, space.sample(1)[0]).sum().backward()
+    for p in net.parameters():
+        p.grad.add_(1)
+    net.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
+    for other in (net, fresh):
+        other(x, space.smallest()).sum().backward()
+    for (name, p), q in zip(net.named_parameters(), fresh.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        assert p.grad is None or torch.equal(p.grad, q.grad), name
+
+
 def test_gradients_survive_another_memory_format():
     net = sf.supernet("vitas-block", 10).to(memory_format=torch.channels_last)
     net(torch.randn(1, 3, 224, 224), net.space.smallest()).sum().backward()

@@ -57,47 +57,20 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
         target[there] = part[here]
 
 
-class _Memory:
-    """What a shared weight remembers of its gradient: which parts of it are not zero, and, between two steps, its memory."""
-
-    __slots__ = ("spare", "used")
-
-    def __init__(self) -> None:
-        self.used: set[Index] = set()
-        self.spare: Tensor | None = None
-
-
-def _memory(weight: Tensor) -> _Memory:
-    found: _Memory | None = weight.__dict__.get("_gradient_memory")
-    if found is None:
-        found = weight.__dict__["_gradient_memory"] = _Memory()
-    return found
-
-
-FEW = 3
-"""Parts of a gradient that are cleared one by one; if there are more, all of it is."""
-
-
-def grad_of(weight: Tensor, index: Index) -> Tensor:
-    """The weight's gradient, to which the part at ``index`` is about to be added; made if this step has not touched it yet."""
-    memory, grad = _memory(weight), weight.grad
+def grad_of(weight: Tensor) -> Tensor:
+    """The weight's gradient, to which a part is about to be added; made if this step has not touched it yet."""
+    grad = weight.grad
+    spare: Tensor | None = weight.__dict__.pop(SPARE, None)
     if grad is None:
-        grad, memory.spare = memory.spare, None
-        if grad is None:
-            grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        elif len(memory.used) > FEW:
-            grad.zero_()
-        else:  # a single sub-network's step left most of it untouched
-            for old in memory.used:
-                flat = grad.flatten(1) if grad.ndim > len(old) else grad
-                for there, _ in boxes(flat.shape, old):
-                    flat[there].zero_()
-        memory.used.clear()
+        grad = torch.zeros_like(weight, memory_format=torch.contiguous_format) if spare is None else spare.zero_()
         weight.grad = grad
+        weight.__dict__[SLICED] = True
     elif not grad.is_contiguous():
         weight.grad = grad = grad.contiguous()
-    memory.used.add(index)
     return grad
+
+
+SPARE, SLICED = "_spare_gradient", "_sliced_gradient"
 
 
 def recycle(weight: Tensor) -> None:
@@ -105,9 +78,8 @@ def recycle(weight: Tensor) -> None:
 
     A gradient that autograd made itself (the weight was used whole) is let go.
     """
-    memory = _memory(weight)
-    if weight.grad is not None:
-        memory.spare = weight.grad if memory.used else None
+    if weight.grad is not None and weight.__dict__.pop(SLICED, False):
+        weight.__dict__[SPARE] = weight.grad
     weight.grad = None
 
 
@@ -120,7 +92,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        total = grad_of(ctx.weight, ctx.index)
+        total = grad_of(ctx.weight)
         for there, here in boxes(ctx.weight.shape, ctx.index):
             total[there] += grad[here]
         return None, None
@@ -172,14 +144,14 @@ class _Linear(torch.autograd.Function):
         x, *runs = ctx.saved_tensors
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.weight.requires_grad:
-            total = grad_of(ctx.weight, ctx.index).flatten(1)
+            total = grad_of(ctx.weight).flatten(1)
             for there, (out, inp) in boxes(total.shape, ctx.index):
                 if total.dtype == rows.dtype:
                     total[there].addmm_(rows[:, out].t(), inputs[:, inp])
                 else:
                     total[there] += rows[:, out].t() @ inputs[:, inp]
         if ctx.bias is not None and ctx.bias.requires_grad:
-            total = grad_of(ctx.bias, ctx.bias_index)
+            total = grad_of(ctx.bias)
             sums = rows.sum(0)
             for there, here in boxes(ctx.bias.shape, ctx.bias_index):
                 total[there] += sums[here]
@@ -219,7 +191,7 @@ class _LayerNorm(torch.autograd.Function):
         back, *parts = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, spread, w, b, wanted)
         for tensor, part, want in zip((ctx.weight, ctx.bias), parts, wanted[1:], strict=True):
             if want:
-                total = grad_of(tensor, ctx.index)
+                total = grad_of(tensor)
                 for there, here in boxes(tensor.shape, ctx.index):
                     total[there] += part[here]
         return back, None, None, None, None

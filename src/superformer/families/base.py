@@ -205,20 +205,19 @@ class Network(TimmApi, nn.Module):
         ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full width; the numbers
         are the same. Without it the faster one is taken. ``side``: with bilateral sharing, which channels.
         """
-        features, _ = self._features(x, arch, side, mode)
-        return self._merge([self.classify(f, at, **heads) for f, at in features])
+        return self._merge([self.classify(f, at, **heads) for f, at in self._features(x, arch, side, mode)])
 
     def _features(
         self, x: Tensor, arch: Arch | Sequence[Arch] | None, side: str = "left", mode: str | None = None
-    ) -> tuple[list[tuple[Tensor, Pass]], tuple[int, int]]:
+    ) -> list[tuple[Tensor, Pass]]:
+        """The final tokens of each pass that the batch needs."""
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {tuple(x.shape)}")
         if mode is not None and mode not in MODES:
             raise SuperformerError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
-        size = (int(x.shape[-2]), int(x.shape[-1]))
         if arch is None or isinstance(arch, Arch):
-            at = self.plan(self._arch(arch), size, side)
-            return [(self.run(self.embed(self.shared(x), at), at), at)], size
+            at = self.plan(self._arch(arch), (int(x.shape[-2]), int(x.shape[-1])), side)
+            return [(self.run(self.embed(self.shared(x), at), at), at)]
         archs = list(arch)
         if not archs:
             raise SuperformerError("an empty list of architectures was given; at least one is needed")
@@ -232,7 +231,7 @@ class Network(TimmApi, nn.Module):
         parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
         plans = [at for _, at in passes]
         tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
-        return list(zip(self._in_step(tokens, plans), plans, strict=True)), size
+        return list(zip(self._in_step(tokens, plans), plans, strict=True))
 
     def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
         size = (int(x.shape[-2]), int(x.shape[-1]))
@@ -282,8 +281,8 @@ class Network(TimmApi, nn.Module):
                     tokens[k] = step.block.transform(tokens[k], plans[k].view, step)
         return [self.finish(x, at) for x, at in zip(tokens, plans, strict=True)]
 
-    def classify(self, x: Tensor, at: Pass, **heads: Any) -> Any:
-        """Tokens to logits."""
+    def classify(self, x: Tensor, at: Pass) -> Any:
+        """Tokens to logits; a family may take words of its own (``patches`` of vit_res)."""
         raise NotImplementedError
 
     @staticmethod

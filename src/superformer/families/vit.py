@@ -173,7 +173,7 @@ class Vit(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
 
-    def classify(self, x: Tensor, at: Pass, **heads: Any) -> Tensor:
+    def classify(self, x: Tensor, at: Pass) -> Tensor:
         pooled = self.pool(x)
         return self.head(pooled, at.view) if self.head is not None else pooled
 

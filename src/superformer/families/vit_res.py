@@ -230,7 +230,7 @@ class VitRes(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0]
 
-    def classify(self, x: Tensor, at: Pass, patches: bool = False, **heads: Any) -> Any:
+    def classify(self, x: Tensor, at: Pass, patches: bool = False) -> Any:
         """Logits of the picture; with ``patches`` also those of every patch of the last stage, for token labelling."""
         pooled = self.pool(x)
         logits = self.head(pooled, at.view) if self.head is not None else pooled
