@@ -83,14 +83,20 @@ class Calibrator:
 
 
 def beside(work: Callable[[], Any], repeats: int, warmup: int = 1, training: bool = True) -> dict[str, float]:
-    """Median and smallest time of the work, the calibrator before and after it, and their ratio."""
+    """Median and smallest time of the work, and the median of its ratio to the calibrator measured right before and right after."""
     calibrate = Calibrator(training)
-    before = calibrate()
-    times = seconds(work, repeats, warmup)
-    after = calibrate()
-    unit = (before + after) / 2
-    median = statistics.median(times)
-    return {"seconds": median, "fastest": min(times), "calibrator": unit, "ratio": median / unit}
+    seconds(work, 0, warmup)
+    units, times = [calibrate()], []
+    for _ in range(repeats):
+        times += seconds(work, 1, 0)
+        units.append(calibrate())
+    ratios = [2 * t / (a + b) for t, a, b in zip(times, units, units[1:], strict=False)]
+    return {
+        "seconds": statistics.median(times),
+        "fastest": min(times),
+        "calibrator": statistics.median(units),
+        "ratio": statistics.median(ratios),
+    }
 
 
 def peak_mib() -> int:
