@@ -22,7 +22,7 @@ def main() -> None:
 
     work()
     memory = peak_mib()
-    figures = beside(work, repeats=4)
+    figures = beside(work, repeats=3)
     report("W1 autoformer-tiny, 12 archs", **figures, peak_mib=memory, released={"ratio": 35.2, "peak_mib": 2585}, target={"ratio": 20})
 
 

@@ -60,37 +60,33 @@ class RelativePosition(nn.Module):
         """Attention of (batch, heads, 1 + rows * columns, head width) tensors, class token first."""
         batch, heads, tokens, dim = q.shape
         rows, cols = grid
-        marks = torch.zeros(tokens, self.channels(grid) - dim, dtype=q.dtype, device=q.device)  # rows, the class token, columns
-        marks[0, rows] = 1
+        marks = torch.zeros(tokens, self.channels(grid) - dim, dtype=q.dtype, device=q.device)
+        marks[0, rows + cols] = 1
         marks[1:, :rows] = torch.eye(rows, dtype=q.dtype, device=q.device).repeat_interleave(cols, 0)
-        marks[1:, rows + 1 : rows + 1 + cols] = torch.eye(cols, dtype=q.dtype, device=q.device).repeat(rows, 1)
+        marks[1:, rows : rows + cols] = torch.eye(cols, dtype=q.dtype, device=q.device).repeat(rows, 1)
         marks = marks.expand(batch, heads, -1, -1)
 
-        by_row, by_col, at_class = self._entries("k", grid, native)
+        key_rows, key_cols = self._table("k_rows"), self._table("k_cols")
         patches = q[:, :, 1:].reshape(batch, heads, rows, cols, dim)
-        seen_rows = torch.einsum("bhijd,ikd->bhijk", patches, by_row).flatten(2, 3)
-        seen_cols = torch.einsum("bhijd,jkd->bhijk", patches, by_col).flatten(2, 3)
-        first = (q[:, :, :1] * at_class).sum(-1, keepdim=True)  # the class token sees every key at entry 0: its row marks carry that
-        seen_rows = torch.cat([first.expand(-1, -1, -1, rows + 1), seen_rows], 2)
-        seen_cols = F.pad(seen_cols, (0, marks.shape[-1] - rows - 1 - cols, 1, 0))
-        query = torch.cat([q, seen_rows, seen_cols], -1)
+        by_row = torch.einsum("bhijd,ikd->bhijk", patches, self._pairs(key_rows, rows, native[0])).flatten(2, 3)
+        by_col = torch.einsum("bhijd,jkd->bhijk", patches, self._pairs(key_cols, cols, native[1])).flatten(2, 3)
+        to_class = (q * (key_rows[0] + key_cols[0])).sum(-1, keepdim=True)
+        first = to_class[:, :, :1]  # the class token sees every key at entry 0: its row mark alone carries that
+        seen_rows = torch.cat([first.expand(-1, -1, -1, rows), by_row], 2)
+        seen_cols = F.pad(by_col, (0, 0, 1, 0))
+        query = torch.cat([q, seen_rows, seen_cols, to_class, q.new_zeros(batch, heads, tokens, marks.shape[-1] - rows - cols - 1)], -1)
         out = F.scaled_dot_product_attention(query, torch.cat([k, marks], -1), torch.cat([v, marks], -1), scale=scale)
 
-        by_row, by_col, at_class = self._entries("v", grid, native)
+        value_rows, value_cols = self._table("v_rows"), self._table("v_cols")
+        at_class = value_rows[0] + value_cols[0]
         sums = out[:, :, 1:, dim:].reshape(batch, heads, rows, cols, -1)
-        own = torch.einsum("bhijk,ikd->bhijd", sums[..., : rows + 1], by_row)
-        own = own + torch.einsum("bhijk,jkd->bhijd", sums[..., rows + 1 : rows + 1 + cols], by_col)
+        own = torch.einsum("bhijk,ikd->bhijd", sums[..., :rows], self._pairs(value_rows, rows, native[0]))
+        own = own + torch.einsum("bhijk,jkd->bhijd", sums[..., rows : rows + cols], self._pairs(value_cols, cols, native[1]))
+        own = own + sums[..., rows + cols, None] * at_class
         return out[..., :dim] + torch.cat([at_class.expand(batch, heads, 1, dim), own.flatten(2, 3)], 2)
-
-    def _entries(self, of: str, grid: Grid, native: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """For each row of queries the entries of all rows of keys and of the class token; for each column those of all columns; entry 0."""
-        rows, cols = self._table(f"{of}_rows"), self._table(f"{of}_cols")
-        at_class = rows[0] + cols[0]
-        by_row = torch.cat([self._pairs(rows, grid[0], native[0]), at_class.expand(grid[0], 1, -1)], 1)
-        return by_row, self._pairs(cols, grid[1], native[1]), at_class
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: Grid) -> Cost:
         rows, cols = grid
         attention = 2 * heads * tokens * tokens * self.channels(grid)
-        tables = 2 * heads * rows * cols * (rows + 1 + cols) * self.head_dim
+        tables = 2 * heads * rows * cols * (rows + cols) * self.head_dim
         return Cost(attention + tables, 4 * (2 * self.reach + 2) * self.head_dim)
