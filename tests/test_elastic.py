@@ -172,7 +172,8 @@ def test_relative_positions_against_the_definition(reach):
     module = RelativePosition(reach, dim).double()
     for p in module.parameters():
         p.data.normal_()
-    q, k, v = (torch.randn(2, 2, 1 + rows * cols, dim, dtype=torch.float64) for _ in range(3))
+    packed = torch.randn(2, 1 + rows * cols, 3, 2, dim, dtype=torch.float64, requires_grad=True)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
 
     def pairs(vertical: torch.Tensor, horizontal: torch.Tensor) -> torch.Tensor:
         out = torch.empty(1 + rows * cols, 1 + rows * cols, dim, dtype=torch.float64)
@@ -189,7 +190,14 @@ def test_relative_positions_against_the_definition(reach):
     logits = 0.3 * (q @ k.transpose(-1, -2) + torch.einsum("bhnd,nmd->bhnm", q, keys))
     weights = logits.softmax(-1)
     expected = weights @ v + torch.einsum("bhnm,nmd->bhnd", weights, values)
-    torch.testing.assert_close(module(q, k, v, 0.3, (rows, cols), (rows, cols)), expected)
+    expected = expected.transpose(1, 2).flatten(2)
+    actual = module(packed, 0.3, (rows, cols), (rows, cols))
+    torch.testing.assert_close(actual, expected)
+
+    inputs = [packed, *module.parameters()]
+    mix = torch.randn_like(expected)
+    for mine, true in zip(torch.autograd.grad(actual, inputs, mix), torch.autograd.grad(expected, inputs, mix), strict=True):
+        torch.testing.assert_close(mine, true)
 
 
 def test_position_tables():

@@ -95,19 +95,14 @@ class Attention(nn.Module):
 
     def _attend(self, x: Tensor, view: View, heads: int, scale: float, at: Pass) -> Tensor:
         batch, tokens, _ = x.shape
-        qkv: list[Tensor] = []
-        for layer, parts in self.parts(heads):
-            y = layer(x, view)
-            qkv += y.view(batch, tokens, parts, heads, y.shape[-1] // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k, v = qkv
+        packed = [layer(x, view).view(batch, tokens, parts, heads, -1) for layer, parts in self.parts(heads)]
+        if self.relative is not None:
+            out: Tensor = self.relative(packed[0] if len(packed) == 1 else torch.cat(packed, 2), scale, at.grid, at.native)
+            return out
+        q, k, v = (part for y in packed for part in y.permute(2, 0, 3, 1, 4).unbind(0))
         if self.class_only:
             q = q[:, :, :1]
-        out: Tensor
-        if self.relative is not None:
-            out = self.relative(q, k, v, scale, at.grid, at.native)
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, scale=scale)
-        return out.transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[int, int]) -> Cost:
         inner, embed = width(self.inner, widths), width(self.embed, widths)

@@ -57,6 +57,12 @@ def scatter(target: Tensor, index: Index, part: Tensor) -> None:
         target[there] = part[here]
 
 
+def add(target: Tensor, index: Index, part: Tensor) -> None:
+    """Add to the selected part of a tensor."""
+    for there, here in boxes(target.shape, index):
+        target[there].add_(part[here])  # not +=, which would write the sum a second time
+
+
 def grad_of(weight: Tensor) -> Tensor:
     """The weight's gradient, to which a part is about to be added; made if this step has not touched it yet."""
     grad = weight.grad
@@ -92,9 +98,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        total = grad_of(ctx.weight)
-        for there, here in boxes(ctx.weight.shape, ctx.index):
-            total[there] += grad[here]
+        add(grad_of(ctx.weight), ctx.index, grad)
         return None, None
 
 
@@ -113,7 +117,7 @@ MANY = 1024
 
 
 class _Linear(torch.autograd.Function):
-    """``x W^T + b`` with a slice of W and b; the gradient of a run is one matrix product straight into its place."""
+    """``x W^T + b`` with a slice of W and b; the gradient of one run is a matrix product straight into its place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Index, bias_index: Index) -> Tensor:
@@ -145,16 +149,13 @@ class _Linear(torch.autograd.Function):
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.weight.requires_grad:
             total = grad_of(ctx.weight).flatten(1)
-            for there, (out, inp) in boxes(total.shape, ctx.index):
-                if total.dtype == rows.dtype:
-                    total[there].addmm_(rows[:, out].t(), inputs[:, inp])
-                else:
-                    total[there] += rows[:, out].t() @ inputs[:, inp]
+            places = boxes(total.shape, ctx.index)
+            if len(places) == 1 and total.dtype == rows.dtype:
+                total[places[0][0]].addmm_(rows.t(), inputs)
+            else:  # one large product and several small sums beat several small products
+                add(total, ctx.index, rows.t() @ inputs)
         if ctx.bias is not None and ctx.bias.requires_grad:
-            total = grad_of(ctx.bias)
-            sums = rows.sum(0)
-            for there, here in boxes(ctx.bias.shape, ctx.bias_index):
-                total[there] += sums[here]
+            add(grad_of(ctx.bias), ctx.bias_index, rows.sum(0))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         back, at = rows[:, : len(runs[0])] @ runs[0], len(runs[0])
@@ -191,9 +192,7 @@ class _LayerNorm(torch.autograd.Function):
         back, *parts = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, spread, w, b, wanted)
         for tensor, part, want in zip((ctx.weight, ctx.bias), parts, wanted[1:], strict=True):
             if want:
-                total = grad_of(tensor)
-                for there, here in boxes(tensor.shape, ctx.index):
-                    total[there] += part[here]
+                add(grad_of(tensor), ctx.index, part)
         return back, None, None, None, None
 
 
