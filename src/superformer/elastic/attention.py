@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from superformer.elastic.attend import attend, unpack
 from superformer.elastic.axis import Axis, View
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Linear, Widths, width
@@ -99,10 +99,10 @@ class Attention(nn.Module):
         if self.relative is not None:
             out: Tensor = self.relative(packed[0] if len(packed) == 1 else torch.cat(packed, 2), scale, at.grid, at.native)
             return out
-        q, k, v = (part for y in packed for part in y.permute(2, 0, 3, 1, 4).unbind(0))
+        q, k, v = (part for y in packed for part in unpack(y))
         if self.class_only:
             q = q[:, :, :1]
-        return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+        return attend(q, k, v, scale).transpose(1, 2).flatten(2)
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[int, int]) -> Cost:
         inner, embed = width(self.inner, widths), width(self.embed, widths)

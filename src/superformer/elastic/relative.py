@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from superformer.elastic.attend import attend
 from superformer.elastic.axis import EMPTY
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Table, Widths
@@ -172,7 +173,7 @@ class RelativePosition(nn.Module):
         """Attention of packed q, k, v (batch, 1 + rows * columns, 3, heads, head width), class token first."""
         keys, values = (self._entries(kind, grid, native).to(qkv.dtype) for kind in "kv")
         q, k, v = _Mark.apply(qkv, keys, grid, self.channels(grid))
-        out: Tensor = _Unmark.apply(F.scaled_dot_product_attention(q, k, v, scale=scale), values, grid)
+        out: Tensor = _Unmark.apply(attend(q, k, v, scale), values, grid)
         return out
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: Grid) -> Cost:
