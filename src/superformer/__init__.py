@@ -5,6 +5,7 @@ from __future__ import annotations
 from superformer import official, sharing
 from superformer.build import model, register_model, supernet
 from superformer.cost import cost
+from superformer.elastic.conv import recalibrate
 from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
 from superformer.space import Space, Stage, ratio, times
 from superformer.space.arch import Arch
@@ -14,5 +15,5 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arch", "ArchError", "InfeasibleError", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "model", "models",
-    "official", "ratio", "register_model", "sharing", "space", "spaces", "supernet", "times",
+    "official", "ratio", "recalibrate", "register_model", "sharing", "space", "spaces", "supernet", "times",
 ]  # fmt: skip

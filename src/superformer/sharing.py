@@ -23,7 +23,7 @@ from fractions import Fraction
 from importlib import resources
 from typing import Any
 
-from superformer.elastic.axis import Axis, Segments
+from superformer.elastic.axis import Axis, Segments, Selection
 from superformer.errors import SuperformerError, nearest
 
 RULES = ("ordinal", "bilateral", "cyclic")
@@ -48,6 +48,10 @@ class Sharing:
         if self.rule not in RULES:
             raise SuperformerError(f"unknown weight sharing {self.rule!r}: {nearest(self.rule, RULES)}")
 
+    def select(self, axis: Axis, width: int, side: str = "left") -> Selection:
+        """What a sub-network of this width uses of an axis."""
+        return Selection(self.segments(axis, width, side), 1 if axis.kind == "private" else width)
+
     @property
     def sides(self) -> tuple[str, ...]:
         """The sides a forward pass can take."""
@@ -63,6 +67,10 @@ class Sharing:
 
     def segments(self, axis: Axis, width: int, side: str = "left") -> Segments:
         """The runs of channels that ``width`` channels of an axis use, in the order the sub-network has them."""
+        if axis.kind == "private":
+            return ((axis.widths.index(width), axis.widths.index(width) + 1),)
+        if axis.kind == "centred":
+            return (((axis.size - width) // 2, (axis.size + width) // 2),)
         if width == axis.size:
             return ((0, width),)
         if self.rule == "cyclic":

@@ -56,7 +56,7 @@ class Terms:
 
     def size(self, values: Mapping[str, Count]) -> tuple[Count, Count]:
         size = values["resolution"] if self.img_size is None else self.img_size
-        return size if isinstance(size, tuple) else (size, size)
+        return self.net.canvas(values, size if isinstance(size, tuple) else (size, size))
 
     def enter(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count]) -> Cost:
         return self.net.enter_cost(stage, widths, values, self.size(values))

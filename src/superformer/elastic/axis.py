@@ -17,15 +17,19 @@ class Axis:
     """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden width, its attention width.
 
     ``widths`` are all the widths it may run at, ascending. ``unit`` channels move together (the channels of one head).
+
+    ``kind``: of a ``"shared"`` axis the sharing rule picks the channels; of a ``"centred"`` one a width uses the middle (kernels, tables of
+    distances); of a ``"private"`` one every value of ``widths`` has one entry of its own, and a pass uses that one.
     """
 
     name: str
     widths: tuple[int, ...]
     unit: int = 1
+    kind: str = "shared"
 
     @property
     def size(self) -> int:
-        return self.widths[-1]
+        return len(self.widths) if self.kind == "private" else self.widths[-1]
 
     def __repr__(self) -> str:
         return f"Axis({self.name}: {', '.join(map(str, self.widths))})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,33 @@ class Mlp(nn.Module):
         return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
 
 
-class Block(nn.Module):
+class Cell(nn.Module):
+    """One block of a stage, of any family. It runs in ``phases``: of several sub-networks in a batch all run the first, then all the
+    second, so that the weights they share stay in the cache."""
+
+    drop_path: float = 0.0
+
+    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+        """The widths of this block's own axes."""
+        return {}
+
+    def phases(self) -> Sequence[Phase]:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        for phase in self.phases():
+            x = phase(x, view, step, at)
+        return x
+
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+        """MACs and parameters on so many tokens, the patches among them in rows and columns."""
+        raise NotImplementedError
+
+
+Phase = Callable[[Tensor, View, Step, Pass], Tensor]
+
+
+class Block(Cell):
     """x + Attention(LN(x)), then x + MLP(LN(x)).
 
     With ``class_only`` the class token alone is changed: it attends to itself and to the patches, which stay as they are.
@@ -48,21 +74,19 @@ class Block(nn.Module):
         self.mlp = mlp
         self.scale1 = Table(embed, fill=layer_scale) if layer_scale is not None else None
         self.scale2 = Table(embed, fill=layer_scale) if layer_scale is not None else None
-        self.drop_path = 0.0
 
     def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
-        """The widths of this block's own axes."""
         return {self.attn.inner: values["attn"], self.mlp.hidden: values["mlp"]}
 
-    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        return self.transform(self.attend(x, view, step, at), view, step)
+    def phases(self) -> Sequence[Phase]:
+        return self.attend, self.transform
 
     def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         """The first half: the attention branch."""
         y = self._branch(self.attn(self.norm1(x, view), view, step, at), view, step, self.scale1)
         return torch.cat([x[:, :1] + y, x[:, 1:]], 1) if self.attn.class_only else x + y
 
-    def transform(self, x: Tensor, view: View, step: Step) -> Tensor:
+    def transform(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         """The second half: the MLP branch."""
         old = x[:, :1] if self.attn.class_only else x
         new = old + self._branch(self.mlp(self.norm2(old, view), view), view, step, self.scale2)
@@ -76,7 +100,7 @@ class Block(nn.Module):
             y = y * step.gate
         return drop_path(y, self.drop_path, self.training) if self.drop_path else y
 
-    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[int, int]) -> Cost:
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths)
         cost += self.attn.cost(widths, values["heads"], tokens, grid) + self.mlp.cost(widths, 1 if self.attn.class_only else tokens)
         for scale in (self.scale1, self.scale2):

@@ -28,7 +28,7 @@ def width(dim: Dim, widths: Widths) -> Count:
         return dim
     if isinstance(dim, Packed):
         return dim.parts * width(dim.axis, widths)
-    return widths.get(dim, dim.size)
+    return 1 if dim.kind == "private" and dim in widths else widths.get(dim, dim.size)
 
 
 class Elastic(nn.Module):

@@ -11,7 +11,7 @@ from superformer.elastic.axis import View
 from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
-    from superformer.elastic.block import Block
+    from superformer.elastic.block import Cell
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Part:
 class Step:
     """One block of a pass. In a masked pass ``parts`` says what each part of the batch does, and ``gate`` is zero where it skips."""
 
-    block: Block
+    block: Cell
     values: Values
     parts: tuple[Part, ...] | None = None
     gate: Tensor | None = None

@@ -11,7 +11,7 @@ from superformer.errors import SpaceError, nearest
 if TYPE_CHECKING:
     from superformer.families.base import Network
 
-FAMILIES = {"vit": "Vit", "vit_res": "VitRes"}
+FAMILIES = {"vit": "Vit", "vit_res": "VitRes", "swin": "Swin", "twins": "Twins", "nasvit": "NasVit", "resnet": "ResNet"}
 
 
 def family(name: str) -> type[Network]:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from superformer.elastic.axis import EMPTY, Axis, Selection, View, masked
-from superformer.elastic.block import Block
+from superformer.elastic.axis import EMPTY, Axis, View, masked
+from superformer.elastic.block import Cell
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Elastic
 from superformer.elastic.pass_ import Part, Pass, Step
@@ -39,14 +39,14 @@ MODES = ("sliced", "masked")
 class StageModule(nn.Module):
     """A stage: what leads into it (nothing in the first stage of most families) and its blocks."""
 
-    def __init__(self, blocks: Sequence[Block], enter: nn.Module | None = None):
+    def __init__(self, blocks: Sequence[Cell], enter: nn.Module | None = None):
         super().__init__()
         self.enter = enter
         self.blocks = nn.ModuleList(blocks)
 
-    def block(self, position: int) -> Block:
+    def block(self, position: int) -> Cell:
         found = self.blocks[position]
-        assert isinstance(found, Block)
+        assert isinstance(found, Cell)
         return found
 
 
@@ -54,6 +54,8 @@ class Network(TimmApi, nn.Module):
     """A network of any family: a supernet if its space has many points, a stand-alone network if it has one."""
 
     schema: ClassVar[Schema]
+    maskable: ClassVar[bool] = False
+    """Whether architectures can share one masked pass; where not, ``mode="masked"`` runs them sliced, which gives the same numbers."""
     stages: nn.ModuleList
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):
@@ -81,6 +83,10 @@ class Network(TimmApi, nn.Module):
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
         """Rows and columns of tokens that a picture of this size becomes."""
         raise NotImplementedError
+
+    def canvas(self, values: Mapping[str, Count], size: tuple[Count, Count]) -> tuple[Count, Count]:
+        """The size at which pictures of this size run; other than their own in families that resize them."""
+        return size
 
     def shared(self, x: Tensor) -> Tensor:
         """What is the same for all architectures, done once for the whole batch."""
@@ -151,9 +157,7 @@ class Network(TimmApi, nn.Module):
         for i, (own, at) in enumerate(zip(arch.stages, self.positions(arch), strict=True)):
             for values, p in zip(own.blocks, at, strict=True):
                 widths |= self.stage(i).block(p).bind(values)
-        return View(
-            {axis: Selection(self.sharing.segments(axis, int(w), side), int(w)) for axis, w in widths.items()}, self.sharing.joint, side
-        )
+        return View({axis: self.sharing.select(axis, int(w), side) for axis, w in widths.items()}, self.sharing.joint, side)
 
     def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass:
         """A pass of one architecture."""
@@ -166,8 +170,9 @@ class Network(TimmApi, nn.Module):
         return Pass(arch, self.view(arch, side), stages, None, *self._grids(arch, size))
 
     def _grids(self, arch: Arch, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        native = self.grid(arch.choices, arch.resolution, arch.resolution)
-        return self.grid(arch.choices, *size), native
+        values = {**arch.choices, "resolution": arch.resolution}
+        native = self.grid(values, arch.resolution, arch.resolution)
+        return self.grid(values, *self.canvas(values, size)), native
 
     def plan_masked(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str = "left") -> Pass:
         """One pass of several architectures at full width, an equal part of the batch each (ViT-ResNAS, section 2.3)."""
@@ -227,7 +232,7 @@ class Network(TimmApi, nn.Module):
                 f"use a multiple of {len(archs)}"
             )
         part_size = len(x) // len(archs)
-        passes = (self._masked if mode == "masked" else self._sliced)(archs, part_size, x, side)
+        passes = (self._masked if mode == "masked" and self.maskable else self._sliced)(archs, part_size, x, side)
         parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
         plans = [at for _, at in passes]
         tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
@@ -267,7 +272,8 @@ class Network(TimmApi, nn.Module):
         return self.finish(x, at)
 
     def _in_step(self, tokens: list[Tensor], plans: list[Pass]) -> list[Tensor]:
-        """Several passes at once, half a block of each after another: their slices lie in the same weights, and those stay in the cache."""
+        """Several passes at once, a phase of a block of each after another: their slices lie in the same weights, which stay in the
+        cache."""
         if self.grad_checkpointing or len(plans) == 1:
             return [self.run(x, at) for x, at in zip(tokens, plans, strict=True)]
         for i in range(len(self.stages)):
@@ -275,10 +281,10 @@ class Network(TimmApi, nn.Module):
             todo = [{step.block: step for step in at.stages[i]} for at in plans]
             for block in self.stage(i).blocks:
                 running = [(k, steps[block]) for k, steps in enumerate(todo) if block in steps]
-                for k, step in running:
-                    tokens[k] = step.block.attend(tokens[k], plans[k].view, step, plans[k])
-                for k, step in running:
-                    tokens[k] = step.block.transform(tokens[k], plans[k].view, step)
+                assert isinstance(block, Cell)
+                for phase in block.phases():
+                    for k, step in running:
+                        tokens[k] = phase(tokens[k], plans[k].view, step, plans[k])
         return [self.finish(x, at) for x, at in zip(tokens, plans, strict=True)]
 
     def classify(self, x: Tensor, at: Pass) -> Any:

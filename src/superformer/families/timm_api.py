@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -62,12 +63,16 @@ class TimmApi:
 
     @property
     def num_prefix_tokens(self) -> int:
-        return 1
+        return self.prefix_tokens(0)
 
     def _levels(self, arch: Arch) -> list[tuple[str, int]]:
         if self.feature_level == "stage":
-            return [(f"stages.{i}", i) for i in range(len(arch.stages))]
+            return [(f"stages.{i}", i) for i in self.feature_stages(arch)]
         return [(f"stages.0.blocks.{k}", 0) for k in range(len(arch.stages[0].blocks))]
+
+    def feature_stages(self, arch: Arch) -> Sequence[int]:
+        """The stages whose ends are the levels of the feature pyramid."""
+        return range(len(arch.stages))
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -117,11 +122,11 @@ class TimmApi:
         collect: list[tuple[int, Tensor]] = []
         until = levels[last][1] if self.feature_level == "stage" else 0
         final = self.run(self.embed(self.shared(x), at), at, collect, until if stop_early else None)
-        if self.feature_level == "stage":
-            collect = list(dict(collect).items())  # the last of each stage
+        ends = dict(collect)  # the last of each stage
         out: list[Any] = []
         for k in take:
-            stage, y = collect[k]
+            stage, y = (levels[k][1], ends[levels[k][1]]) if self.feature_level == "stage" else collect[k]
+            y = y.flatten(1, 2) if y.ndim == 4 else y  # maps are (batch, rows, columns, channels)
             prefix = self.prefix_tokens(stage)
             y = self.finish(y, at) if norm else y
             tokens, patches = y[:, :prefix], y[:, prefix:]

@@ -98,6 +98,7 @@ class Vit(Network):
         weights={"shared": SHARED, "cls_token": ("private", "shared")},
         rules=rules,
     )
+    maskable = True
 
     def option(self, name: str) -> Any:
         return self.schema.option(self.space.options, name) or None

@@ -155,6 +155,7 @@ class VitRes(Network):
         options=OPTIONS,
         rules=rules,
     )
+    maskable = True
     feature_level = "stage"
     training_only = ("patch_head.",)
 

@@ -46,10 +46,11 @@ def pieces(net: Network, arch: Arch, side: str = "left") -> Mapped:
             out |= _module(child, f"{name}.", view, arch.choices)
     for i, own in enumerate(arch.stages):
         stage = net.stage(i)
+        scope = Values({**arch.choices, **own.choices})
         if stage.enter is not None:
-            out |= _module(stage.enter, f"stages.{i}.enter.", view, own.choices)
+            out |= _module(stage.enter, f"stages.{i}.enter.", view, scope)
         for k, (values, p) in enumerate(zip(own.blocks, positions[i], strict=True)):
-            out |= _module(stage.block(p), f"stages.{i}.blocks.{k}.", view, values)
+            out |= _module(stage.block(p), f"stages.{i}.blocks.{k}.", view, Values({**scope, **values}))
     return out
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
+from typing import Any
 
 from superformer.errors import SpaceError, nearest
 from superformer.space import Space
 from superformer.space.arch import Arch
 
+MODULES = ("vitas", "autoformer", "vit_resnas", "s3", "twins", "nasvit", "resnet")
+
+
+def _modules() -> list[Any]:
+    return [importlib.import_module(f"superformer.spaces.{name}") for name in MODULES]
+
 
 @functools.cache
 def _spaces() -> Mapping[str, Space]:
-    from superformer.spaces import autoformer, vit_resnas, vitas
-
-    return {s.name: s for module in (vitas, autoformer, vit_resnas) for s in module.SPACES}
+    return {s.name: s for module in _modules() for s in module.SPACES}
 
 
 @functools.cache
 def _models() -> Mapping[str, Arch]:
-    from superformer.spaces import autoformer, vit_resnas, vitas
-
-    return {name: arch for module in (vitas, autoformer, vit_resnas) for name, arch in module.MODELS.items()}
+    return {name: arch for module in _modules() for name, arch in module.MODELS.items()}
 
 
 def spaces() -> list[str]:

@@ -1,0 +1,9 @@
+"""ResNet-50 with searched widths (ViTAS v2, appendix A.7)."""
+
+from __future__ import annotations
+
+from superformer.space import Space
+from superformer.space.arch import Arch
+
+SPACES: tuple[Space, ...] = ()
+MODELS: dict[str, Arch] = {}
