@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -113,7 +114,8 @@ def test_every_parameter_of_a_supernet_is_reached(space):
     """Some architecture gives each number of each weight a gradient (relative tables: each table)."""
     assume(all(len(s.blocks) for s in space.largest().stages))  # without a block, a class token sees no patch
     net, x = double(space), pictures(2, space)
-    archs = [space.largest(), *space.sample(25, seed=0)]
+    other = [0 if name.endswith(".type") else n - 1 for name, n in zip(space.gene_names, space.bounds, strict=True)]
+    archs = [space.largest(), *space.decode(np.asarray([other], dtype=np.int64)), *space.sample(25, seed=0)]
     reached = {n: torch.zeros_like(p, dtype=torch.bool) for n, p in net.named_parameters()}
     for arch in archs:
         for p in net.parameters():

@@ -1,0 +1,68 @@
+"""Maps cut into square windows, (batch * windows, heads, tokens, width), and put together again.
+
+Cutting and separating q, k and v are one copy, and so are their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from superformer.elastic.count import Count
+
+
+def padded(length: Count, side: int) -> Count:
+    """The next multiple of a window's side."""
+    return -(-length // side) * side
+
+
+def pad(x: Tensor, side: int) -> Tensor:
+    """Zeros after the last row and the last column of a map, until windows of this side fit."""
+    rows, cols = x.shape[1:3]
+    below, right = padded(rows, side) - rows, padded(cols, side) - cols
+    return F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x
+
+
+def _in_windows(packed: Tensor, side: int, parts: int, heads: int) -> Tensor:
+    """A view (parts, batch, rows of windows, columns, heads, side, side, width) of a map."""
+    batch, rows, cols, channels = packed.shape
+    shape = (batch, rows // side, side, cols // side, side, parts, heads, channels // (parts * heads))
+    return packed.view(shape).permute(5, 0, 1, 3, 6, 2, 4, 7)
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.form = packed.shape, (side, parts, heads)
+        return _cut(packed, side, parts, heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        packed = grads[0].new_empty(ctx.shape)
+        for into, grad in zip(_in_windows(packed, *ctx.form), grads, strict=True):
+            into.copy_(grad.view(into.shape))
+        return packed, None, None, None
+
+
+def _cut(packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
+    return _in_windows(packed, side, parts, heads).contiguous().flatten(5, 6).flatten(1, 3).unbind(0)
+
+
+def cut(packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """A map with ``parts`` (q, k, v) times ``heads`` side by side in its channels, as ``parts`` tensors of windows."""
+    if torch.is_grad_enabled() and packed.requires_grad:
+        out: tuple[Tensor, ...] = _Cut.apply(packed.contiguous(), side, parts, heads)
+        return out
+    return _cut(packed.contiguous(), side, parts, heads)
+
+
+def join(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
+    """The opposite of `cut`, for one part; rows and columns that were padded are left out."""
+    down, across = padded(rows, side) // side, padded(cols, side) // side
+    x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
+    return x.reshape(len(x), down * side, across * side, -1)[:, :rows, :cols]

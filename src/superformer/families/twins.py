@@ -1,0 +1,269 @@
+"""Twins-SVT and the Twins-based spaces of ViTAS v2 (table 1, figure 6).
+
+Stages of a patch embedding and blocks. A patch embedding is a convolution whose stride is its kernel (4, later 2) and a layer norm; its
+width is the stage's. Each block is of one *type*: ``"local"`` attends within windows, ``"global"`` to sub-sampled tokens; both have a
+number of heads, an attention width (of q, of k and of v) and the hidden width of the MLP.
+
+*Weights.* Table 1 lists Local and Global as parametric operations of a position beside the identity, each with an attention and an MLP
+(Max_a, Max_m), and figure 3 draws operations as nodes of their own. So a supernet has, at each position, a whole block for each
+type; ``weights={"type": "attention"}`` keeps only the attention private, and norms and MLP are shared by the types. Head counts share all
+weights: they "evenly divide" the same features (appendix A.2).
+
+*Positions.* As in Twins-SVT, each stage has one conditional position encoding, a depthwise 3x3 convolution with a skip, after its first
+block. It belongs to the stage, whichever block runs first. The paper does not say what becomes of it in a stage of identities only; here it
+then follows the patch embedding, so that every network has positions and every stage the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from timm.layers.drop import drop_path
+from torch import Tensor, nn
+
+from superformer.elastic.axis import Axis, View, fixed
+from superformer.elastic.block import Cell, Mlp, Phase
+from superformer.elastic.conv import MapConv
+from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths
+from superformer.elastic.pass_ import Pass, Step
+from superformer.elastic.spatial import NORM_EPS, GlobalAttention, LocalAttention, patches
+from superformer.errors import SuperformerError
+from superformer.families.base import Network, StageModule
+from superformer.families.rules import undivided_heads
+from superformer.families.schema import Schema
+from superformer.space import Space
+from superformer.space.arch import Arch
+
+OPTIONS: dict[str, Any] = {
+    "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
+    "ws": 7,  # side of the windows of local blocks
+    "sr": 8,  # tokens in a row that global blocks of the first stage summarise; half as many in each later stage: 8, 4, 2, 1
+}
+EPS = 1e-6
+"""Of the norms of blocks and of the final norm."""
+TYPES = ("local", "global")
+
+
+def ratio(first: int, stage: int) -> int:
+    """How many tokens in a row the global blocks of a stage summarise."""
+    return int(max(first >> stage, 1))
+
+
+def types(space: Space, stage: int, position: int) -> tuple[Any, ...]:
+    return space.stages[stage].blocks[position]["type"].values
+
+
+def rules(space: Space) -> Iterable[str]:
+    patch, ws, sr = (Twins.schema.option(space.options, name) for name in ("patch", "ws", "sr"))
+    if not all(isinstance(n, int) and n > 0 for n in (patch, ws, sr)):
+        yield f"patch, ws and sr must be whole numbers above 0, not {patch!r}, {ws!r}, {sr!r}"
+        return
+    for i, stage in enumerate(space.stages):
+        for p in range(stage.positions):
+            if wrong := [t for t in types(space, i, p) if t not in TYPES]:
+                yield f"a block is local or global, not {wrong[0]!r} (stage {i}, block {p})"
+    yield from undivided_heads(space)
+    for resolution in space.widths("resolution"):
+        if resolution % patch:
+            yield f"a picture of {resolution} pixels does not divide into patches of {patch}"
+        for i, stage in enumerate(space.stages):
+            side, uses = resolution // patch >> i, any("global" in types(space, i, p) for p in range(stage.positions))
+            if side < (ratio(sr, i) if uses else 1):
+                yield f"a picture of {resolution} pixels is too small: stage {i} has {side} x {side} tokens"
+
+
+class Embedding(nn.Module):
+    """What leads into a stage: patches as tokens, their norm; and the stage's position encoding, which the first block applies."""
+
+    def __init__(self, inp: Axis, out: Axis, side: int):
+        super().__init__()
+        self.proj = Conv2d(inp, out, side, side)
+        self.norm = LayerNorm(out, NORM_EPS)
+        self.peg = MapConv(out, out, 3, bias=True, depthwise=True)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        out: Tensor = self.norm(patches(self.proj, x, view), view)
+        return out
+
+    def positions(self, x: Tensor, view: View) -> Tensor:
+        return x + self.peg(x, view)  # type: ignore[no-any-return]
+
+    def cost(self, widths: Widths, tokens: Count) -> Cost:
+        return self.proj.cost(widths, tokens) + self.norm.cost(widths) + self.peg.cost(widths, tokens)
+
+
+class Operation(nn.Module):
+    """A block of one type: x + Attention(LN(x)), then x + MLP(LN(x))."""
+
+    def __init__(self, norm1: LayerNorm, attn: LocalAttention | GlobalAttention, norm2: LayerNorm, mlp: Mlp):
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = norm1, attn, norm2, mlp
+
+    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
+        cost = self.norm1.cost(widths) + self.attn.cost(widths, rows, cols)
+        return cost + self.norm2.cost(widths) + self.mlp.cost(widths, rows * cols)
+
+
+class TwinsBlock(Cell):
+    """A position of a stage: an operation for each type."""
+
+    def __init__(self, operations: Mapping[Any, Operation], stage: int, entry: Embedding):
+        super().__init__()
+        self.op = PerChoice("type", operations)
+        self.stage, self._entry = stage, (entry,)  # in a tuple: the stage's module, not this block's
+        some = next(iter(operations.values()))
+        self.inner, self.hidden = some.attn.inner, some.mlp.hidden
+
+    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+        return {self.inner: values["attn"], self.hidden: values["mlp"]}
+
+    def phases(self) -> Sequence[Phase]:
+        return self.attend, self.transform
+
+    def operation(self, values: Mapping[str, object]) -> Operation:
+        found = self.op[self.op.key(values)]
+        assert isinstance(found, Operation)
+        return found
+
+    def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        """The first half: the attention branch."""
+        op = self.operation(step.values)
+        return x + self._dropped(op.attn(op.norm1(x, view), view, step.values.int("heads")))
+
+    def transform(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        """The second half: the MLP branch, and the position encoding after the first block."""
+        op = self.operation(step.values)
+        x = x + self._dropped(op.mlp(op.norm2(x, view), view))
+        return self._entry[0].positions(x, view) if step is at.stages[self.stage][0] else x
+
+    def _dropped(self, y: Tensor) -> Tensor:
+        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
+
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+        costs = {name: self.operation({"type": name}).cost(widths, *grid) for name in self.op}
+        if len(costs) == 1:
+            return next(iter(costs.values()))
+        local = np.equal(values["type"], "local")
+        return Cost(*(np.where(local, a, b) for a, b in zip(costs["local"], costs["global"], strict=True)))
+
+
+class Twins(Network):
+    """A network of local and global blocks (see the module)."""
+
+    schema = Schema(
+        "twins",
+        choices=frozenset(),
+        stage=frozenset({"width"}),
+        block=frozenset({"type", "heads", "attn", "mlp"}),
+        options=OPTIONS,
+        weights={"type": ("block", "attention")},
+        rules=rules,
+    )
+    feature_level = "stage"
+
+    def option(self, name: str) -> int:
+        return int(self.schema.option(self.space.options, name))
+
+    def build(self) -> None:
+        space = self.space
+        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
+        before = fixed("pixels", self.in_chans)
+        for i, stage in enumerate(space.stages):
+            entry = Embedding(before, self.widths[i], 2 if i else self.option("patch"))
+            self.stages.append(StageModule([self._block(i, p, entry) for p in range(stage.positions)], entry))
+            before = self.widths[i]
+        self.norm = LayerNorm(self.widths[-1], EPS)
+        self.head = self.new_head(self.num_classes)
+
+    def _block(self, stage: int, position: int, entry: Embedding) -> TwinsBlock:
+        space, embed = self.space, self.widths[stage]
+        inner, hidden = (Axis(n, space.widths(n, stage, position), space.unit(n, stage, position)) for n in ("attn", "mlp"))
+        operations: dict[Any, Operation] = {}
+        for name in types(space, stage, position):
+            attn: LocalAttention | GlobalAttention
+            if name == "local":
+                attn = LocalAttention(embed, inner, self.option("ws"))
+            else:
+                attn = GlobalAttention(embed, inner, ratio(self.option("sr"), stage))
+            if operations and space.weights.get("type") == "attention":
+                other = next(iter(operations.values()))
+                operations[name] = Operation(other.norm1, attn, other.norm2, other.mlp)
+            else:
+                operations[name] = Operation(LayerNorm(embed, EPS), attn, LayerNorm(embed, EPS), Mlp(embed, hidden))
+        return TwinsBlock(operations, stage, entry)
+
+    def new_head(self, num_classes: int) -> Linear | None:
+        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
+
+    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+        return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
+
+    def entry(self, stage: int) -> Embedding:
+        found = self.stage(stage).enter
+        assert isinstance(found, Embedding)
+        return found
+
+    # --- the pass ---
+
+    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+        patch = self.option("patch")
+        if np.any(height % patch) or np.any(width % patch):
+            raise SuperformerError(
+                f"a picture of {height} x {width} pixels does not divide into patches of {patch}; resize it to a multiple"
+            )
+        return height // patch, width // patch
+
+    def embed(self, x: Tensor, at: Pass) -> Tensor:
+        return x.permute(0, 2, 3, 1)
+
+    def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
+        entry = self.entry(stage)
+        x = entry(x, at.view)
+        return x if at.stages[stage] else entry.positions(x, at.view)
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        out: Tensor = self.norm(x.flatten(1, -2), at.view)
+        return out
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+    def classify(self, x: Tensor, at: Pass) -> Tensor:
+        pooled = self.pool(x)
+        return self.head(pooled, at.view) if self.head is not None else pooled
+
+    # --- timm ---
+
+    def stage_grid(self, stage: int, grid: tuple[Any, Any]) -> tuple[Any, Any]:
+        return grid[0] // 2**stage, grid[1] // 2**stage
+
+    def prefix_tokens(self, stage: int) -> int:
+        return 0
+
+    def feature_width(self, arch: Arch, stage: int) -> int:
+        return arch.stages[stage].choices.int("width")
+
+    def reduction(self, arch: Arch, stage: int) -> int:
+        return int(self.option("patch") * 2**stage)
+
+    def no_weight_decay(self) -> set[str]:
+        """The position encodings, as in Twins-SVT."""
+        return {name for name, _ in self.named_parameters() if ".peg." in name}
+
+    # --- cost ---
+
+    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        rows, cols = self.stage_grid(stage, self.grid(values, *size))
+        return self.entry(stage).cost(widths, rows * cols)
+
+    def block_cost(
+        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
+        rows, cols = self.stage_grid(stage, self.grid(values, *size))
+        return self.stage(stage).block(position).cost(widths, values, rows * cols, (rows, cols))
+
+    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        return self.norm.cost(widths) + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
