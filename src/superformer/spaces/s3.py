@@ -1,9 +1,57 @@
-"""S3: the initial space of section 4.1 and the released networks."""
+"""S3: the initial space (section 4.1), the released networks and their forms for 384 pixels.
+
+Section 4.1 gives {3, 3.5, 4} to the heads and {7, 8, 9} to the MLP ratio: the two lists are swapped, for 7, 8 and 9 heads of 32 channels
+are the Q-K-V dimensions 224, 256 and 288 of the same sentence. The last stage has 7 x 7 tokens, where windows 7 and 14 are the same.
+"""
 
 from __future__ import annotations
 
-from superformer.space import Space
-from superformer.space.arch import Arch
+from collections.abc import Sequence
 
-SPACES: tuple[Space, ...] = ()
-MODELS: dict[str, Arch] = {}
+from superformer.space import Space, Stage, ratio, times
+from superformer.space.arch import Arch, StageArch, Values
+from superformer.space.stage import scaled
+
+HEAD = 32
+"""Channels of a head: 224 / 7."""
+
+
+def _stage(windows: tuple[int, ...]) -> Stage:
+    block = {"window": windows, "heads": (7, 8, 9), "attn": times(HEAD, of="heads"), "mlp": ratio(3, 3.5, 4, of="width")}
+    return Stage(block, depth=(2, 3, 4), choices={"width": (224, 256, 288)})
+
+
+SPACES = (Space("s3-initial", "swin", tuple(map(_stage, ((7, 14), (7, 14), (7, 14), (7,))))),)
+
+Block = tuple[int, int, float]
+"""Window, heads and MLP ratio."""
+
+
+def network(stages: Sequence[tuple[int, Sequence[Block]]], resolution: int = 224) -> Arch:
+    """A network of stages (width, blocks). Windows are cut to the stage's map."""
+    out = []
+    for i, (width, blocks) in enumerate(stages):
+        side = -(-resolution // (4 * 2**i))
+        out.append(
+            StageArch(
+                tuple(Values(window=min(w, side), heads=h, attn=HEAD * h, mlp=scaled(width, r)) for w, h, r in blocks), Values(width=width)
+            )
+        )
+    return Arch("swin", resolution, Values(), tuple(out))
+
+
+def _released(depths: tuple[int, ...], windows: tuple[int, ...], resolution: int = 224) -> Arch:
+    """All released networks have the widths and heads of Swin-T."""
+    stages = [(96 * 2**i, [(w, 3 * 2**i, 4.0)] * d) for i, (d, w) in enumerate(zip(depths, windows, strict=True))]
+    return network(stages, resolution)
+
+
+MODELS = {
+    "s3_tiny": _released((2, 2, 6, 2), (7, 7, 14, 7)),
+    "s3_small": _released((2, 2, 18, 2), (14, 14, 14, 7)),
+    "s3_base": _released((2, 2, 30, 2), (7, 7, 14, 7)),
+    # No source gives the windows at 384 pixels; scaled with the picture they give the costs of table 1 (33G and 46G).
+    "s3_tiny_384": _released((2, 2, 6, 2), (12, 12, 24, 12), 384),
+    "s3_small_384": _released((2, 2, 18, 2), (24, 24, 24, 12), 384),
+    "s3_base_384": _released((2, 2, 30, 2), (12, 12, 24, 12), 384),
+}
