@@ -1,4 +1,4 @@
-"""The figure of the README, drawn from the library itself: python docs/figures.py writes docs/budget.svg."""
+"""The figures of the documentation, drawn from the library itself: python docs/figures.py writes budget.svg and architecture.svg."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def main() -> None:
     )
     out.append("</svg>")
     Path(__file__).with_name("budget.svg").write_text("\n".join(out) + "\n")
+    sf.draw("vit_resnas_medium").save(Path(__file__).with_name("architecture.svg"))
 
 
 if __name__ == "__main__":

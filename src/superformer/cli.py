@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from superformer.errors import SuperformerError
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 console = Console()
 Name = Annotated[str | None, typer.Argument(help="Show one of them in full.")]
+Draw = Annotated[str | None, typer.Option("--draw", metavar="FILE.svg", help="Write a picture of the network to this file, too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
 
 
@@ -47,15 +49,18 @@ def spaces(name: Name = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def models(name: Name = None, as_json: Json = False) -> None:
+def models(name: Name = None, as_json: Json = False, draw: Draw = None) -> None:
     """The published architectures; with NAME its stages, blocks, MACs and parameters.
 
-    Example: superformer models vit_resnas_tiny
+    Example: superformer models vit_resnas_tiny --draw tiny.svg
     """
     import superformer as sf
-    from superformer.describe import arch_table, model_summary
+    from superformer.describe import model_summary
+    from superformer.sketch import sketch
     from superformer.spaces import arch as published
 
+    if draw is not None and name is None:
+        raise SuperformerError("--draw needs the name of a network: superformer models NAME --draw FILE.svg")
     if name is None:
         rows = [model_summary(n, published(n)) for n in sf.models()]
         if not as_json:
@@ -63,11 +68,16 @@ def models(name: Name = None, as_json: Json = False) -> None:
         _list(rows, "Published architectures", as_json, "superformer models NAME shows a network block by block")
         return
     arch = published(name)
+    if draw is not None:
+        sf.draw(arch, name).save(draw)
     if as_json:
         print(json.dumps({**model_summary(name, arch), "arch": json.loads(arch.to_json())}))
         return
     _facts(model_summary(name, arch))
-    console.print(_table(arch_table(arch), "\nBlocks"))
+    console.print()
+    console.print(sketch(arch, plain=console.options.ascii_only), highlight=False)
+    if draw is not None:
+        console.print(f"\nThe picture is in {escape(draw)}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -110,8 +120,9 @@ def _said(column: str, value: Any) -> str:
     if isinstance(value, list):
         return " - ".join(_said(column, v) for v in value)
     if column in ("macs", "params"):
-        power, unit = next((p, u) for p, u in ((9, "G"), (6, "M"), (3, "k"), (0, "")) if value >= 10**p)
-        return f"{value / 10**power:.3g} {unit}"
+        from superformer.sketch import amount
+
+        return amount(value)
     return f"{value:.2e}" if isinstance(value, int) and value >= 10**6 else str(value)
 
 

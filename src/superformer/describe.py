@@ -59,13 +59,3 @@ def model_summary(name: str, arch: Arch) -> dict[str, Any]:
         "resolution": arch.resolution,
         "key": arch.key,
     }
-
-
-def arch_table(arch: Arch) -> list[dict[str, Any]]:
-    """A network block by block."""
-    top = dict(arch.choices)
-    return [
-        {"stage": i + 1, "block": k + 1, **top, **dict(stage.choices), **dict(block)}
-        for i, stage in enumerate(arch.stages)
-        for k, block in enumerate(stage.blocks)
-    ]
