@@ -20,7 +20,7 @@ SMALL = 256
 
 def _kept(tensor: Tensor, keys: int) -> bool:
     cpu = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-    return cpu and keys <= SMALL and torch.is_grad_enabled() and tensor.requires_grad
+    return cpu and not torch.compiler.is_compiling() and keys <= SMALL and torch.is_grad_enabled() and tensor.requires_grad
 
 
 class _Unpack(torch.autograd.Function):

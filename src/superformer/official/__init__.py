@@ -17,12 +17,13 @@ from superformer.families import family as network_family
 from superformer.families.base import Network
 from superformer.official.autoformer import AutoFormer
 from superformer.official.family import Family, State, at_size, load
+from superformer.official.s3 import S3
 from superformer.official.vit_resnas import VitResNas
 from superformer.official.vitas import Vitas
 from superformer.space import point
 from superformer.space.arch import Arch
 
-FAMILIES: dict[str, Family] = {"autoformer": AutoFormer(), "vit_resnas": VitResNas(), "vitas": Vitas()}
+FAMILIES: dict[str, Family] = {"autoformer": AutoFormer(), "s3": S3(), "vit_resnas": VitResNas(), "vitas": Vitas()}
 
 
 def arch(family: str, official: Any) -> Arch:
