@@ -18,7 +18,7 @@ from superformer.families.base import Network
 from superformer.space import point
 from superformer.space.arch import Arch
 
-KNOWN = {"VisionTransformer": "vit", "SwinTransformer": "swin", "Twins": "twins"}
+KNOWN = {"VisionTransformer": "vit", "SwinTransformer": "swin", "Twins": "twins", "ResNet": "resnet"}
 """timm's classes, and the file here that reads them: ``arch(model)`` and ``state(model)``."""
 
 

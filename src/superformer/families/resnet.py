@@ -1,0 +1,188 @@
+"""ResNet with bottleneck blocks (He et al.) whose widths are searched: the CNN of ViTAS v2, appendix A.7.
+
+A 7x7 convolution and a max pool, then stages of bottlenecks: 1x1, 3x3 and 1x1 convolutions, each with a batch norm, the stride in the 3x3.
+All blocks of a stage end in the same width, which the residual ties (``width``); the two inner widths of each block are its own (``mid1``,
+``mid2``). The first bottleneck of a stage has a projection as its shortcut, and so depends on the width before: it is what leads into the
+stage, its inner widths (``entry1``, ``entry2``) are choices of the stage, and a stage's depth counts the blocks after it (ResNet-50 has the
+depths 2, 3, 5, 2). With the usual widths this is torchvision's and timm's network.
+
+Batch norm: in training every sub-network is normalised by its own part of a mixed batch, from the stem on. The running statistics of a
+supernet are a mixture of its sub-networks', so an extracted network needs `superformer.recalibrate` before it is used.
+
+Maps are (batch, rows, columns, channels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from timm.layers.drop import drop_path
+from torch import Tensor, nn
+
+from superformer.elastic.axis import Axis, View, fixed
+from superformer.elastic.block import Cell, Phase
+from superformer.elastic.conv import BatchNorm, MapConv
+from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.layers import Linear, Widths
+from superformer.elastic.pass_ import Pass, Step
+from superformer.families.base import Network, StageModule
+from superformer.families.schema import Schema
+from superformer.families.vit_res import halved
+from superformer.space.arch import Arch
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias and its batch norm."""
+
+    def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int = 1):
+        super().__init__()
+        self.conv = MapConv(inp, out, kernel, stride)
+        self.norm = BatchNorm(out)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        out: Tensor = self.norm(self.conv(x, view), view)
+        return out
+
+    def cost(self, widths: Widths, positions: Count) -> Cost:
+        return self.conv.cost(widths, positions) + self.norm.cost(widths)
+
+
+class Bottleneck(Cell):
+    """1x1, 3x3, 1x1; after another axis, ``inp``, the shortcut is a projection."""
+
+    def __init__(self, width: Axis, mids: tuple[tuple[int, ...], tuple[int, ...]], inp: Axis | None = None, stride: int = 1):
+        super().__init__()
+        self.mid1, self.mid2 = (Axis(f"mid{k}", widths) for k, widths in enumerate(mids, 1))
+        self.conv1 = ConvNorm(inp or width, self.mid1, 1)
+        self.conv2 = ConvNorm(self.mid1, self.mid2, 3, stride)
+        self.conv3 = ConvNorm(self.mid2, width, 1)
+        self.shortcut = ConvNorm(inp, width, 1, stride) if inp is not None else None
+
+    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+        return {self.mid1: values["mid1"], self.mid2: values["mid2"]}
+
+    def phases(self) -> Sequence[Phase]:
+        return (self.transform,)
+
+    def transform(self, x: Tensor, view: View, step: Step | None = None, at: Pass | None = None) -> Tensor:
+        y = F.relu(self.conv1(x, view))
+        y = self.conv3(F.relu(self.conv2(y, view)), view)
+        if self.drop_path:
+            y = drop_path(y, self.drop_path, self.training)
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x, view)))
+
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+        return self.strided_cost(widths, tokens, tokens)
+
+    def strided_cost(self, widths: Widths, before: Count, after: Count) -> Cost:
+        """For so many positions before and after the stride."""
+        cost = self.conv1.cost(widths, before) + self.conv2.cost(widths, after) + self.conv3.cost(widths, after)
+        return cost if self.shortcut is None else cost + self.shortcut.cost(widths, after)
+
+
+class ResNet(Network):
+    """A ResNet of bottlenecks (see the module)."""
+
+    schema = Schema(
+        "resnet",
+        choices=frozenset({"stem"}),
+        stage=frozenset({"width", "entry1", "entry2"}),
+        block=frozenset({"mid1", "mid2"}),
+    )
+    feature_level = "stage"
+    any_size = True
+
+    def build(self) -> None:
+        space = self.space
+        self.base = Axis("stem", space.widths("stem"))
+        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
+        self.stem = ConvNorm(fixed("picture", self.in_chans), self.base, 7, 2)
+        for i, (inp, stage) in enumerate(zip([self.base, *self.widths], space.stages, strict=False)):
+            entry = Bottleneck(self.widths[i], (space.widths("entry1", i), space.widths("entry2", i)), inp, 2 if i else 1)
+            mids = [(space.widths("mid1", i, p), space.widths("mid2", i, p)) for p in range(stage.positions)]
+            self.stages.append(StageModule([Bottleneck(self.widths[i], mid) for mid in mids], entry))
+        self.head = self.new_head(self.num_classes)
+
+    def new_head(self, num_classes: int) -> Linear | None:
+        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
+
+    def entry(self, stage: int) -> Bottleneck:
+        found = self.stage(stage).enter
+        assert isinstance(found, Bottleneck)
+        return found
+
+    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+        widths: dict[Axis, Count] = {self.base: choices["stem"]}
+        for i, values in enumerate(stages):
+            widths[self.widths[i]] = values["width"]
+            widths |= self.entry(i).bind({"mid1": values["entry1"], "mid2": values["entry2"]})
+        return widths
+
+    def set_drop_path(self, rate: float) -> Self:
+        cells = [cell for i in range(len(self.stages)) for cell in (self.entry(i), *self.stage(i).blocks)]
+        for k, cell in enumerate(cells):
+            cell.drop_path = rate * k / max(len(cells) - 1, 1)
+        return self
+
+    # --- the pass ---
+
+    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+        return halved(halved((height, width)))
+
+    def shared(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def embed(self, x: Tensor, at: Pass) -> Tensor:
+        y = F.relu(self.stem(x.permute(0, 2, 3, 1), at.view))
+        return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1).permute(0, 2, 3, 1)
+
+    def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
+        return self.entry(stage).transform(x, at.view)
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return x
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x.mean((1, 2))
+
+    def classify(self, x: Tensor, at: Pass) -> Tensor:
+        pooled = self.pool(x)
+        return self.head(pooled, at.view) if self.head is not None else pooled
+
+    # --- timm ---
+
+    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
+        for _ in range(stage):
+            grid = halved(grid)
+        return grid
+
+    def prefix_tokens(self, stage: int) -> int:
+        return 0
+
+    def feature_width(self, arch: Arch, stage: int) -> int:
+        return arch.stages[stage].choices.int("width")
+
+    def reduction(self, arch: Arch, stage: int) -> int:
+        return int(4 * 2**stage)
+
+    # --- cost ---
+
+    def _positions(self, stage: int, size: tuple[Count, Count]) -> Count:
+        rows, cols = self.stage_grid(stage, self.grid({}, *size))
+        return rows * cols
+
+    def enter_cost(self, stage: int, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        cost = self.entry(stage).strided_cost(widths, self._positions(max(stage - 1, 0), size), self._positions(stage, size))
+        if stage:
+            return cost
+        rows, cols = halved(size)
+        return cost + self.stem.cost(widths, rows * cols)
+
+    def block_cost(self, stage: int, position: int, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        return self.stage(stage).block(position).cost(widths, values, self._positions(stage, size), (0, 0))
+
+    def exit_cost(self, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+        return self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING
