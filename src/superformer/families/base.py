@@ -56,6 +56,8 @@ class Network(TimmApi, nn.Module):
     schema: ClassVar[Schema]
     maskable: ClassVar[bool] = False
     """Whether architectures can share one masked pass; where not, ``mode="masked"`` runs them sliced, which gives the same numbers."""
+    any_size: ClassVar[bool] = False
+    """Whether pictures of any size run, not only multiples of a patch."""
     stages: nn.ModuleList
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):
