@@ -91,6 +91,9 @@ def cost(
     for i, stage in enumerate(values.stages):
         scope = {**values.choices, **stage.choices}
         total += terms.enter(i, widths, scope)
+        if terms.net.alike and stage.blocks and not stage.blocks[0]:
+            total += terms.block(i, 0, widths, scope).times(stage.active.sum(1))
+            continue
         for p, block in enumerate(stage.blocks):
             total += terms.block(i, p, widths, {**scope, **block}).times(stage.active[:, p])
     total += terms.exit(widths, values.choices)

@@ -71,7 +71,8 @@ class BatchNorm(Elastic, nn.BatchNorm2d):
         self.dims["num_batches_tracked"] = ()
         self.fill = fill
 
-    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, view: View, swish: bool = False) -> Tensor:  # type: ignore[override]
+        """Normalised maps; with ``swish`` also through x * sigmoid(x)."""
         index = self.index("weight", view)
         weight, bias = self.selected("weight", view), self.selected("bias", view)
         assert self.running_mean is not None
@@ -86,7 +87,8 @@ class BatchNorm(Elastic, nn.BatchNorm2d):
         if self.training and len(index[0] or ((),)) > 1:  # copies of several runs go back to their places
             scatter(self.running_mean, index, mean)
             scatter(self.running_var, index, var)
-        return out.permute(0, 2, 3, 1)
+        out = out.permute(0, 2, 3, 1)
+        return F.silu(out) if swish else out
 
     def cost(self, widths: Widths) -> Cost:
         return Cost(0, self.params(widths))

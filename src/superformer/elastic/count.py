@@ -22,7 +22,7 @@ class Cost(NamedTuple):
         return Cost(self.macs + other[0], self.params + other[1])
 
     def times(self, active: Count) -> Cost:
-        """The cost where ``active`` is one, nothing where it is zero."""
+        """So many times the cost: where ``active`` is zero, nothing."""
         return Cost(self.macs * active, self.params * active)
 
 

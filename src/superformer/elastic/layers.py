@@ -173,6 +173,14 @@ class Table(Elastic):
             nn.init.constant_(self.weight, self.fill)
 
 
+class Optional(nn.Module):
+    """A module some of whose parts not every sub-network has."""
+
+    def unused(self, view: View) -> tuple[str, ...]:
+        """The names of the parts that a sub-network does without."""
+        raise NotImplementedError
+
+
 class PerChoice(nn.ModuleDict):
     """Modules private to the values of a choice: a stem for each patch size. A stand-alone network has one of them."""
 

@@ -58,6 +58,8 @@ class Network(TimmApi, nn.Module):
     """Whether architectures can share one masked pass; where not, ``mode="masked"`` runs them sliced, which gives the same numbers."""
     any_size: ClassVar[bool] = False
     """Whether pictures of any size run, not only multiples of a patch."""
+    alike: ClassVar[bool] = False
+    """Whether all blocks of a stage cost the same where they have nothing to choose by themselves."""
     stages: nn.ModuleList
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):
@@ -79,7 +81,7 @@ class Network(TimmApi, nn.Module):
         raise NotImplementedError
 
     def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
-        """The widths of the axes that network-wide and stage-wide choices set."""
+        """The widths of the axes that network-wide and stage-wide choices set. Of one architecture the stages also tell their ``depth``."""
         raise NotImplementedError
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
@@ -155,7 +157,7 @@ class Network(TimmApi, nn.Module):
         """The channels that an architecture uses of every axis."""
         if arch is self._own:
             return EMPTY
-        widths = self.bind(arch.choices, [s.choices for s in arch.stages])
+        widths = self.bind({**arch.choices, "resolution": arch.resolution}, [{**s.choices, "depth": len(s.blocks)} for s in arch.stages])
         for i, (own, at) in enumerate(zip(arch.stages, self.positions(arch), strict=True)):
             for values, p in zip(own.blocks, at, strict=True):
                 widths |= self.stage(i).block(p).bind(values)

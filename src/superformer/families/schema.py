@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class Schema:
     """The names of a family's choices, its options with their defaults, and rules that names alone cannot express.
 
-    ``rules`` yields a sentence for everything that is wrong with a space.
+    ``stage`` may say for each stage of a space what it must choose. ``rules`` yields a sentence for everything that is wrong with a space.
     """
 
     family: str
     choices: frozenset[str]
-    stage: frozenset[str]
+    stage: frozenset[str] | Callable[[Space, int], frozenset[str]]
     block: frozenset[str]
     options: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -43,7 +43,8 @@ class Schema:
         if not space.stages:
             raise SpaceError(f"the space {space.name} has no stage")
         for i, stage in enumerate(space.stages):
-            self._names(space.name, f"choices of stage {i}", set(stage.choices), self.stage, SpaceError)
+            needed = self.stage(space, i) if callable(self.stage) else self.stage
+            self._names(space.name, f"choices of stage {i}", set(stage.choices), needed, SpaceError)
             for block in stage.blocks:
                 self._names(space.name, f"choices of the blocks of stage {i}", set(block), self.block, SpaceError)
         for name, value in space.weights.items():

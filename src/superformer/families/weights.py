@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import View
-from superformer.elastic.layers import Elastic, PerChoice
+from superformer.elastic.layers import Elastic, Optional, PerChoice
 from superformer.elastic.take import Index, gather, scatter
 from superformer.errors import SuperformerError
 from superformer.families.base import Network
@@ -64,8 +64,10 @@ def _module(module: nn.Module, prefix: str, view: View, values: Values) -> Mappe
     for name, tensor in _own_tensors(module):
         index = module.index(name, view) if isinstance(module, Elastic) else (None,) * tensor.ndim
         out[prefix + name] = [Piece(tensor, index)]
+    unused = module.unused(view) if isinstance(module, Optional) else ()
     for name, child in module.named_children():
-        out |= _module(child, f"{prefix}{name}.", view, values)
+        if name not in unused:
+            out |= _module(child, f"{prefix}{name}.", view, values)
     return out
 
 

@@ -17,13 +17,14 @@ from superformer.families import family as network_family
 from superformer.families.base import Network
 from superformer.official.autoformer import AutoFormer
 from superformer.official.family import Family, State, at_size, load
+from superformer.official.nasvit import NasVit
 from superformer.official.s3 import S3
 from superformer.official.vit_resnas import VitResNas
 from superformer.official.vitas import Vitas
 from superformer.space import point
 from superformer.space.arch import Arch
 
-FAMILIES: dict[str, Family] = {"autoformer": AutoFormer(), "s3": S3(), "vit_resnas": VitResNas(), "vitas": Vitas()}
+FAMILIES: dict[str, Family] = {"autoformer": AutoFormer(), "nasvit": NasVit(), "s3": S3(), "vit_resnas": VitResNas(), "vitas": Vitas()}
 
 
 def arch(family: str, official: Any) -> Arch:
@@ -44,7 +45,7 @@ def model(family: str, official: Any, state_dict: State, img_size: int = 224) ->
     state = here.clean(state_dict)
     if here.is_supernet(chosen, state):
         found = supernet(family, state_dict).extract(chosen, **here.settings(state))
-        return (found if img_size == chosen.resolution else at_size(found, img_size)).eval()
+        return (found if here.any_size or img_size == chosen.resolution else at_size(found, img_size)).eval()
     own = replace(chosen, resolution=img_size)
     with torch.device("meta"):
         net = network_family(own.family)(point(own), len(state[here.head]), **here.settings(state))

@@ -68,6 +68,8 @@ class Family:
 
     head: str
     sharing: Sharing | str = "ordinal"
+    any_size = False
+    """Whether the networks themselves bring pictures to their size."""
 
     def clean(self, state: State) -> dict[str, Tensor]:
         """The tensors that matter, under the authors' names; checks that this is such a state dictionary."""
