@@ -66,15 +66,16 @@ def test_the_same_seed_gives_the_same_supernet():
 def test_published_models_are_timm_models(name):
     model = timm.create_model(name, num_classes=7, drop_path_rate=0.1).eval()
     assert model.num_classes == 7
-    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+    size = model.space.img_size
+    assert model.pretrained_cfg["input_size"] == (3, size, size)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        assert model(X[:1]).shape == (1, 7)
+        assert model(torch.zeros(1, 3, size, size)).shape == (1, 7)
     own = sf.cost(model.space, [model.space.smallest()], num_classes=7)
     assert own.macs[0] * 2 == counter.get_total_flops()
     assert own.params[0] == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["vitas_858m", "autoformer_tiny", "vit_resnas_tiny"])
+@pytest.mark.parametrize("name", ["vitas_858m", "autoformer_tiny", "vit_resnas_tiny", "s3_tiny"])
 @torch.no_grad()
 def test_timm_interface(name):
     model = timm.create_model(name, num_classes=7).eval()
@@ -90,7 +91,7 @@ def test_timm_interface(name):
     torch.testing.assert_close(early[0], maps[0])
     tokens = model.forward_intermediates(X, indices=1, output_fmt="NLC", intermediates_only=True, return_prefix_tokens=True)
     assert tokens[0][0].shape[1] == maps[-1].shape[-1] ** 2
-    assert tokens[0][1].shape[1] == 1
+    assert tokens[0][1].shape[1] == model.num_prefix_tokens
     backbone = timm.create_model(name, features_only=True, out_indices=(0, 1, 2)).eval()
     out = backbone(X)
     assert [o.shape[1] for o in out] == backbone.feature_info.channels()
