@@ -25,6 +25,9 @@ from superformer.families.base import Network
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch
 
+AT_ONCE = 16_384
+"""Architectures whose arrays stay in the cache."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -84,8 +87,15 @@ def cost(
     if isinstance(archs, Arch):
         archs = [archs]
     genes = archs if isinstance(archs, np.ndarray) else space.encode(archs)
-    values = space.population(genes)
+    if img_size is None and len(sizes := space.widths("resolution")) == 1:
+        img_size = sizes[0]
     terms = Terms(skeleton(space, num_classes, tuple(sorted(settings.items()))), img_size)
+    macs, params = zip(*(_sums(space, genes[at : at + AT_ONCE], terms) for at in range(0, max(len(genes), 1), AT_ONCE)), strict=True)
+    return Costs(np.concatenate(macs), np.concatenate(params))
+
+
+def _sums(space: Space, genes: Genes, terms: Terms) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    values = space.population(genes)
     widths = terms.net.bind(values.choices, [s.choices for s in values.stages])
     total = NOTHING
     for i, stage in enumerate(values.stages):
@@ -97,5 +107,4 @@ def cost(
         for p, block in enumerate(stage.blocks):
             total += terms.block(i, p, widths, {**scope, **block}).times(stage.active[:, p])
     total += terms.exit(widths, values.choices)
-    macs, params = broadcast(total, values.n)
-    return Costs(macs.copy(), params.copy())
+    return broadcast(total, values.n)

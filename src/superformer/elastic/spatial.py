@@ -8,22 +8,29 @@ from superformer.elastic.attend import attend, unpack
 from superformer.elastic.axis import Axis, View
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Widths, width
-from superformer.elastic.windows import cut, join, pad, padded
+from superformer.elastic.windows import cut, join, pad, padded, patches
 from superformer.errors import SuperformerError
 
 NORM_EPS = 1e-5
 """Twins-SVT keeps torch's default for the norms of patch embeddings and of sub-sampled tokens."""
 
 
-def patches(conv: Conv2d, x: Tensor, view: View) -> Tensor:
+class PatchConv(Conv2d):
     """A convolution whose stride is its kernel, from map to map; rows and columns that do not fill a patch are left out."""
-    side = conv.kernel
-    rows, cols = x.shape[1] // side, x.shape[2] // side
-    if not rows or not cols:
-        raise SuperformerError(f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {side}; use larger pictures")
-    picture = x[:, : rows * side, : cols * side].permute(0, 3, 1, 2)
-    out: Tensor = conv(picture, view).unflatten(1, (rows, cols))
-    return out
+
+    def __init__(self, inp: Axis, out: Axis, side: int):
+        super().__init__(inp, out, side, side)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
+        rows, cols = x.shape[1] // self.kernel, x.shape[2] // self.kernel
+        if not rows or not cols:
+            raise SuperformerError(
+                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.kernel}; use larger pictures"
+            )
+        return super().forward(x, view)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        return patches(x, self.kernel).flatten(3)
 
 
 class SpatialAttention(nn.Module):
@@ -70,7 +77,7 @@ class GlobalAttention(SpatialAttention):
         self.ratio = ratio
         self.q = Linear(embed, inner)
         self.kv = Linear(embed, inner, parts=2, tag="kv")
-        self.sr = Conv2d(embed, embed, ratio, ratio) if ratio > 1 else None
+        self.sr = PatchConv(embed, embed, ratio) if ratio > 1 else None
         self.norm = LayerNorm(embed, NORM_EPS) if ratio > 1 else None
         self.proj = Linear(inner, embed)
 
@@ -78,7 +85,7 @@ class GlobalAttention(SpatialAttention):
         tokens = x.flatten(1, 2)
         few = tokens
         if self.sr is not None and self.norm is not None:
-            few = self.norm(patches(self.sr, x, view).flatten(1, 2), view)
+            few = self.norm(self.sr(x, view).flatten(1, 2), view)
         (q,) = unpack(self.q(tokens, view).unflatten(2, (1, heads, -1)))
         k, v = unpack(self.kv(few, view).unflatten(2, (2, heads, -1)))
         y = attend(q, k, v, self.scale(view, heads)).transpose(1, 2).flatten(2)

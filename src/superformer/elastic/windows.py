@@ -1,10 +1,12 @@
-"""Maps cut into square windows, (batch * windows, heads, tokens, width), and put together again.
+"""Maps, (batch, rows, columns, channels), cut into square windows and put together again; and into the patches under a kernel.
 
 Cutting and separating q, k and v are one copy, and so are their gradients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -66,3 +68,44 @@ def join(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     down, across = padded(rows, side) // side, padded(cols, side) // side
     x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
     return x.reshape(len(x), down * side, across * side, -1)[:, :rows, :cols]
+
+
+LARGE = 8
+"""The side of a patch from which on one copy of all its pixels at once is faster than one for each pixel of a patch."""
+
+
+def _patch_pairs(x: Tensor, out: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of a map and of its patches (batch, rows, columns, channels, side, side) that hold the same numbers."""
+    rows, cols = out.shape[1:3]
+    x = x[:, : rows * side, : cols * side]
+    if side >= LARGE:
+        yield x.unflatten(1, (rows, side)).unflatten(3, (cols, side)).permute(0, 1, 3, 5, 2, 4), out  # type: ignore[no-untyped-call]
+        return
+    for i, j in product(range(side), repeat=2):
+        yield x[:, i::side, j::side], out[..., i, j]
+
+
+class _Patches(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
+        ctx.shape, ctx.side = x.shape, side
+        batch, rows, cols, channels = x.shape
+        out = x.new_empty(batch, rows // side, cols // side, channels, side, side)
+        for here, there in _patch_pairs(x, out, side):
+            there.copy_(here)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        whole = not (ctx.shape[1] % ctx.side or ctx.shape[2] % ctx.side)
+        back = grad.new_empty(ctx.shape) if whole else grad.new_zeros(ctx.shape)
+        for here, there in _patch_pairs(back, grad, ctx.side):
+            here.copy_(there)
+        return back, None
+
+
+def patches(x: Tensor, side: int) -> Tensor:
+    """(batch, rows, columns, channels, side, side): the map in patches; rows and columns that do not fill a patch are left out."""
+    out: Tensor = _Patches.apply(x, side)
+    return out

@@ -27,9 +27,9 @@ from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.block import Cell, Mlp, Phase
 from superformer.elastic.conv import MapConv
 from superformer.elastic.count import NOTHING, Cost, Count
-from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths
+from superformer.elastic.layers import LayerNorm, Linear, PerChoice, Widths
 from superformer.elastic.pass_ import Pass, Step
-from superformer.elastic.spatial import NORM_EPS, GlobalAttention, LocalAttention, patches
+from superformer.elastic.spatial import NORM_EPS, GlobalAttention, LocalAttention, PatchConv
 from superformer.errors import SuperformerError
 from superformer.families.base import Network, StageModule
 from superformer.families.rules import undivided_heads
@@ -80,12 +80,12 @@ class Embedding(nn.Module):
 
     def __init__(self, inp: Axis, out: Axis, side: int):
         super().__init__()
-        self.proj = Conv2d(inp, out, side, side)
+        self.proj = PatchConv(inp, out, side)
         self.norm = LayerNorm(out, NORM_EPS)
         self.peg = MapConv(out, out, 3, bias=True, depthwise=True)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.norm(patches(self.proj, x, view), view)
+        out: Tensor = self.norm(self.proj(x, view), view)
         return out
 
     def positions(self, x: Tensor, view: View) -> Tensor:
@@ -101,10 +101,6 @@ class Operation(nn.Module):
     def __init__(self, norm1: LayerNorm, attn: LocalAttention | GlobalAttention, norm2: LayerNorm, mlp: Mlp):
         super().__init__()
         self.norm1, self.attn, self.norm2, self.mlp = norm1, attn, norm2, mlp
-
-    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
-        cost = self.norm1.cost(widths) + self.attn.cost(widths, rows, cols)
-        return cost + self.norm2.cost(widths) + self.mlp.cost(widths, rows * cols)
 
 
 class TwinsBlock(Cell):
@@ -143,11 +139,14 @@ class TwinsBlock(Cell):
         return drop_path(y, self.drop_path, self.training) if self.drop_path else y
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
-        costs = {name: self.operation({"type": name}).cost(widths, *grid) for name in self.op}
-        if len(costs) == 1:
-            return next(iter(costs.values()))
-        local = np.equal(values["type"], "local")
-        return Cost(*(np.where(local, a, b) for a, b in zip(costs["local"], costs["global"], strict=True)))
+        operations = {name: self.operation({"type": name}) for name in self.op}
+        costs = {name: op.attn.cost(widths, *grid) for name, op in operations.items()}
+        attn, *others = costs.values()
+        if others:
+            local = np.equal(values["type"], "local")
+            attn = Cost(*(np.where(local, a, b) for a, b in zip(costs["local"], costs["global"], strict=True)))
+        op = next(iter(operations.values()))  # norms and MLP are alike in all types
+        return attn + op.norm1.cost(widths) + op.norm2.cost(widths) + op.mlp.cost(widths, tokens)
 
 
 class Twins(Network):
