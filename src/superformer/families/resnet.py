@@ -59,7 +59,8 @@ class Bottleneck(Cell):
         self.conv1 = ConvNorm(inp or width, self.mid1, 1)
         self.conv2 = ConvNorm(self.mid1, self.mid2, 3, stride)
         self.conv3 = ConvNorm(self.mid2, width, 1)
-        self.shortcut = ConvNorm(inp, width, 1, stride) if inp is not None else None
+        self.shortcut = ConvNorm(inp, width, 1) if inp is not None else None
+        self.stride = stride
 
     def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
         return {self.mid1: values["mid1"], self.mid2: values["mid2"]}
@@ -72,7 +73,10 @@ class Bottleneck(Cell):
         y = self.conv3(F.relu(self.conv2(y, view)), view)
         if self.drop_path:
             y = drop_path(y, self.drop_path, self.training)
-        return F.relu(y + (x if self.shortcut is None else self.shortcut(x, view)))
+        if self.shortcut is not None:
+            s = self.stride  # one copy, and the projection is one matrix product there and back
+            x = self.shortcut(x if s == 1 else x[:, ::s, ::s].contiguous(), view)
+        return F.relu(y + x)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         return self.strided_cost(widths, tokens, tokens)
