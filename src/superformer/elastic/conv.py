@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Elastic, Widths, width
-from superformer.elastic.take import gather, linear, scatter
+from superformer.elastic.take import boxes, gather, linear
 from superformer.errors import SuperformerError
 
 
@@ -58,6 +60,33 @@ class MapConv(Elastic, nn.Conv2d):
             nn.init.uniform_(self.bias, -bound, bound, generator=generator)
 
 
+class _NormSwish(torch.autograd.Function):
+    """Batch norm and swish of a map; kept for the backward pass is only what was normalised. In training ``mean`` and ``var`` are set to
+    the batch's (the variance unbiased)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float) -> Tensor:
+        out, own, spread = torch.native_batch_norm(x.permute(0, 3, 1, 2), weight, bias, mean, var, training, 1.0, eps)
+        ctx.mark_non_differentiable(mean, var)
+        ctx.save_for_backward(x, weight, bias, mean, var, own, spread)
+        ctx.training, ctx.eps = training, eps
+        return F.silu(out, inplace=True).permute(0, 2, 3, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, var, own, spread = ctx.saved_tensors
+        if not ctx.training:
+            own, spread = mean, torch.rsqrt(var + ctx.eps)
+        scale = weight * spread
+        y = torch.addcmul(bias - own * scale, x, scale)
+        back = torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y).permute(0, 3, 1, 2)
+        parts = torch.ops.aten.native_batch_norm_backward(
+            back, x.permute(0, 3, 1, 2), weight, mean, var, own, spread, ctx.training, ctx.eps, [True, True, True]
+        )
+        return parts[0].permute(0, 2, 3, 1), parts[1], parts[2], None, None, None, None
+
+
 class BatchNorm(Elastic, nn.BatchNorm2d):
     """Batch norm over the channels that are there.
 
@@ -73,22 +102,35 @@ class BatchNorm(Elastic, nn.BatchNorm2d):
 
     def forward(self, x: Tensor, view: View, swish: bool = False) -> Tensor:  # type: ignore[override]
         """Normalised maps; with ``swish`` also through x * sigmoid(x)."""
-        index = self.index("weight", view)
         weight, bias = self.selected("weight", view), self.selected("bias", view)
+        mean, var = self.statistics(view)
+        if swish and torch.is_grad_enabled():
+            out: Tensor = _NormSwish.apply(x, weight, bias, mean, var, self.training, self.eps)
+        else:
+            out = F.batch_norm(x.permute(0, 3, 1, 2), mean, var, weight, bias, self.training, 1.0, self.eps).permute(0, 2, 3, 1)
+            out = F.silu(out, inplace=True) if swish else out
+        if self.training:
+            self.update(mean, var, view)
+        return out
+
+    def statistics(self, view: View) -> tuple[Tensor, Tensor]:
+        """Mean and variance that evaluation uses (copies)."""
         assert self.running_mean is not None
         assert self.running_var is not None
-        mean, var = gather(self.running_mean, index), gather(self.running_var, index)
-        factor = 0.0
-        if self.training:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(1)
-            factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        out = F.batch_norm(x.permute(0, 3, 1, 2), mean, var, weight, bias, self.training, factor, self.eps)
-        if self.training and len(index[0] or ((),)) > 1:  # copies of several runs go back to their places
-            scatter(self.running_mean, index, mean)
-            scatter(self.running_var, index, var)
-        out = out.permute(0, 2, 3, 1)
-        return F.silu(out) if swish else out
+        index = self.index("weight", view)
+        return gather(self.running_mean, index).clone(), gather(self.running_var, index).clone()
+
+    @torch.no_grad()
+    def update(self, mean: Tensor, var: Tensor, view: View) -> None:
+        """Move the running statistics towards those of a batch."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            for there, here in boxes(running.shape, self.index("weight", view)):
+                running[there].lerp_(new[here], factor)
 
     def cost(self, widths: Widths) -> Cost:
         return Cost(0, self.params(widths))

@@ -16,6 +16,7 @@ from superformer.elastic.bias import lookup
 from superformer.elastic.block import Cell, Phase
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.inverted import widen
 from superformer.elastic.layers import LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
 from superformer.elastic.pass_ import Pass, Step
 from superformer.elastic.talking import talking
@@ -69,10 +70,11 @@ class MBConv(Optional):
         return ("shortcut",) if view[self.inp].width == view[self.out].width else ()
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        y = x
         if self.expand is not None and self.expand_norm is not None:
-            y = self.expand_norm(self.expand(y, view), view, swish=True)
-        y = self.depthwise_norm(self.depthwise(y, view), view, swish=True)
+            y = widen(x, self.expand, self.expand_norm, self.depthwise, view)
+        else:
+            y = self.depthwise(x, view)
+        y = self.depthwise_norm(y, view, swish=True)
         if self.excite is not None:
             y = self.excite(y, view)
         y = self.point_norm(self.point(y, view), view)

@@ -5,10 +5,8 @@ Maps that do not divide into windows are padded below and to the right, as Swin 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from superformer.elastic.attend import attend, unpack
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, View
+from superformer.elastic.bias import lookup, remembered
 from superformer.elastic.block import Block, Mlp
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import PerChoice, Table, Widths, width
@@ -71,40 +70,6 @@ class Windows:
         return x[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
 
 
-def _remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Tensors made once for the same arguments, but not in a trace (export, compilation), whose tensors must not be kept."""
-    kept = functools.lru_cache(maxsize=64)(make)
-
-    @functools.wraps(make)
-    def wrapper(*args: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            return make(*args)
-        with torch.inference_mode(False):
-            return kept(*args)
-
-    return wrapper
-
-
-@_remembered
-def _pairs(side: int, device: torch.device) -> Tensor:
-    """Where each pair (query, key) of a window finds its distance, query minus key, in a table of all distances."""
-    at = torch.arange(side, device=device)
-    apart = at[:, None] - at + side - 1
-    return (apart[:, None, :, None] * (2 * side - 1) + apart[:, None]).flatten()
-
-
-def relative(table: Tensor, side: int) -> Tensor:
-    """The bias (heads, tokens, keys) of a window from a table (distances of rows, of columns, heads), or from its middle.
-
-    Reading the table head by head makes the gradient four times as fast as reading all heads of each pair.
-    """
-    spare = (len(table) + 1) // 2 - side
-    if spare:
-        table = table[spare:-spare, spare:-spare]
-    by_head = table.flatten(0, 1).t().contiguous()
-    return by_head.index_select(1, _pairs(side, table.device)).view(-1, side * side, side * side)
-
-
 def far(windows: Windows, like: torch.dtype, device: torch.device) -> Tensor | None:
     """What is added to the logits of each window, (windows, tokens, keys): tokens from opposite edges of the map, and padded keys."""
     if not windows.shift and windows.even:
@@ -112,7 +77,7 @@ def far(windows: Windows, like: torch.dtype, device: torch.device) -> Tensor | N
     return _far(windows, like, device)
 
 
-@_remembered
+@remembered
 def _far(windows: Windows, like: torch.dtype, device: torch.device) -> Tensor:
     edges, real = [], []
     for length in windows.grid:
@@ -157,7 +122,7 @@ class WindowAttention(Attention):
         else:
             q, k, v = cut(self.qkv(windows.cut(x), view), windows.side, 3, heads)
         table = self.relative_bias[self.relative_bias.key(step.values)]
-        bias = relative(table(view), windows.side).to(q.dtype)
+        bias = lookup(table(view), (windows.side, windows.side)).to(q.dtype)
         mask = far(windows, q.dtype, q.device)
         if mask is not None:
             bias = bias + mask[:, None]

@@ -2,7 +2,8 @@
 
     S = scale q k^T + bias,   P = softmax(W1 S + b1),   out = (W2 P + b2) v
 
-Kept for the backward pass: only P; S and W2 P are computed again, which costs less than the memory they would take.
+b1 is there for the released weights: the softmax over the keys does not see it. b2 adds its multiple of the sum of v. Kept for the
+backward pass: only P; S and W2 P are computed again, which costs less than the memory they would take.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def _across(weight: Tensor, bias: Tensor | None, maps: Tensor) -> Tensor:
+def _across(weight: Tensor, maps: Tensor) -> Tensor:
     """A linear map over the heads of (batch, heads, pairs)."""
-    weight = weight.expand(len(maps), *weight.shape)
-    return torch.bmm(weight, maps) if bias is None else torch.baddbmm(bias.view(1, -1, 1), weight, maps)
+    return torch.bmm(weight.expand(len(maps), *weight.shape), maps)
 
 
 class _Talking(torch.autograd.Function):
@@ -32,12 +32,13 @@ class _Talking(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, scale: float
     ) -> Tensor:
         batch, heads, tokens, _ = q.shape
-        weights = _across(w1, b1, _Talking._logits(q, k, bias, scale)).view(batch, heads, tokens, tokens)
+        weights = _across(w1, _Talking._logits(q, k, bias, scale)).view(batch, heads, tokens, tokens)
         torch.softmax(weights, -1, out=weights)
         ctx.save_for_backward(q, k, v, bias, w1, w2, b2, weights)
         ctx.scale = scale
-        mixed = _across(w2, b2, weights.flatten(2))
-        return torch.bmm(mixed.view(-1, tokens, tokens), v.flatten(0, 1)).view(batch, heads, tokens, -1)
+        mixed = _across(w2, weights.flatten(2)).view(-1, tokens, tokens)
+        out = torch.bmm(mixed, v.flatten(0, 1)).view(batch, heads, tokens, -1)
+        return out.add_(b2.view(-1, 1, 1) * v.sum(2, keepdim=True))
 
     @staticmethod
     @once_differentiable
@@ -45,19 +46,20 @@ class _Talking(torch.autograd.Function):
         q, k, v, bias, w1, w2, b2, weights = ctx.saved_tensors
         batch, heads, tokens, _ = q.shape
         square, pairs = (batch * heads, tokens, tokens), (batch, heads, tokens * tokens)
-        grad = grad.reshape(batch * heads, tokens, -1)
+        total = grad.sum(2, keepdim=True)
+        flat = grad.reshape(batch * heads, tokens, -1)
 
-        dv = torch.bmm(_across(w2, b2, weights.flatten(2)).view(square).transpose(1, 2), grad).view(v.shape)
-        mixed = torch.bmm(grad, v.flatten(0, 1).transpose(1, 2)).view(pairs)
-        dw2, db2 = torch.bmm(mixed, weights.view(pairs).transpose(1, 2)).sum(0), mixed.sum((0, 2))
-        back = torch._softmax_backward_data(_across(w2.t(), None, mixed).view(weights.shape), weights, -1, weights.dtype).view(pairs)
-        logits = _Talking._logits(q, k, bias, ctx.scale)
-        dw1, db1 = torch.bmm(back, logits.transpose(1, 2)).sum(0), back.sum((0, 2))
-        back = _across(w1.t(), None, back)
+        dv = torch.bmm(_across(w2, weights.view(pairs)).view(square).transpose(1, 2), flat).view(v.shape).add_(b2.view(-1, 1, 1) * total)
+        db2 = (total * v.sum(2, keepdim=True)).sum((0, 2, 3))
+        mixed = torch.bmm(flat, v.flatten(0, 1).transpose(1, 2)).view(pairs)
+        dw2 = torch.bmm(mixed, weights.view(pairs).transpose(1, 2)).sum(0)
+        back = torch._softmax_backward_data(_across(w2.t(), mixed).view(weights.shape), weights, -1, weights.dtype).view(pairs)
+        dw1 = torch.bmm(back, _Talking._logits(q, k, bias, ctx.scale).transpose(1, 2)).sum(0)
+        back = _across(w1.t(), back)
         none = q.new_empty(())
         dq = torch.baddbmm(none, back.view(square), k.flatten(0, 1), beta=0, alpha=ctx.scale).view(q.shape)
         dk = torch.baddbmm(none, back.view(square).transpose(1, 2), q.flatten(0, 1), beta=0, alpha=ctx.scale).view(k.shape)
-        return dq, dk, dv, back.sum(0).view(heads, tokens, tokens), dw1, db1, dw2, db2, None
+        return dq, dk, dv, back.sum(0).view(heads, tokens, tokens), dw1, torch.zeros_like(b2), dw2, db2, None
 
 
 def talking(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, scale: float) -> Tensor:
@@ -67,5 +69,5 @@ def talking(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tenso
         return out
     batch, heads, tokens, _ = q.shape
     logits = (q * scale @ k.transpose(2, 3) + bias).flatten(2)
-    weights = _across(w1, b1, logits).view(batch, heads, tokens, tokens).softmax(-1)
-    return _across(w2, b2, weights.flatten(2)).view(batch, heads, tokens, tokens) @ v
+    weights = _across(w1, logits).view(batch, heads, tokens, tokens).softmax(-1)
+    return _across(w2, weights.flatten(2)).view(batch, heads, tokens, tokens) @ v + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
