@@ -9,7 +9,8 @@ from test_official import load
 from timm.models.swin_transformer import SwinTransformer
 
 import superformer as sf
-from superformer.elastic.shifted import FAR, Windows, far, relative
+from superformer.elastic.bias import lookup
+from superformer.elastic.shifted import FAR, Windows, far
 from superformer.space import point
 from superformer.spaces import arch as published
 from superformer.timm_weights import from_timm
@@ -140,8 +141,8 @@ def test_windows_larger_than_the_map():
     assert Windows.of((4, 5), 4, odd=True) == Windows((4, 5), 4, 0)
     assert Windows.of((5, 5), 4, odd=True) == Windows((5, 5), 4, 2)
     table = torch.arange(49.0).view(7, 7, 1)
-    torch.testing.assert_close(relative(table, 2), relative(table[2:5, 2:5], 2))  # the middle
-    assert relative(table, 4)[0, 0, 15] == table[0, 0]  # query minus key: first token to last is the most negative distance
+    torch.testing.assert_close(lookup(table, (2, 2)), lookup(table[2:5, 2:5], (2, 2)))  # the middle
+    assert lookup(table, (4, 4))[0, 0, 15] == table[0, 0]  # query minus key: first token to last is the most negative distance
     net = stirred(sf.supernet(small(window=4), 5))
     assert net(X[:1, :, :12, :20].double()).shape == (1, 5)
 
