@@ -17,6 +17,8 @@ BENCHMARKS = {
     "autoformer": ["autoformer.py"],
     "vitas": ["vitas.py"],
     "evaluate": ["evaluate.py"],
+    "nasvit": ["nasvit.py"],
+    "timm": ["timm_networks.py"],
 }
 
 

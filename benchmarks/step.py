@@ -6,6 +6,7 @@ python benchmarks/step.py
 from __future__ import annotations
 
 import statistics
+import sys
 
 import torch
 from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, soft_targets
@@ -13,9 +14,12 @@ from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, s
 import superformer as sf
 
 
+NAMES = ("vit-resnas-tiny", "autoformer-tiny", "vitas-v1", "s3-initial", "vitas-twins-small", "nasvit-released", "vitas-resnet50")
+
+
 def main() -> None:
     x, y = pictures(8), soft_targets(8)
-    for name in ("vit-resnas-tiny", "autoformer-tiny", "vitas-v1"):
+    for name in sys.argv[1:] or NAMES:
         space = sf.space(name)
         net = sf.supernet(space).train()
         median = statistics.median(sf.cost(space, space.sample_genes(500)).macs)
