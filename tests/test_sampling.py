@@ -21,6 +21,16 @@ SPACES = {
     "stages": Space(
         "stages", "vit_res", (Stage(BLOCK, 1, {"width": (4, 6)}), Stage(BLOCK, (1, 2), {"width": (6, 8)})), img_size=28, options={"stem": 4}
     ),
+    "entries": Space(
+        "entries",
+        "resnet",
+        (
+            Stage({"mid1": 4, "mid2": (3, 5)}, (0, 1), {"width": (4, 8), "entry1": (3, 4), "entry2": 4}),
+            Stage({"mid1": 4, "mid2": 4}, 1, {"width": (6, 9), "entry1": (2, 5), "entry2": (3, 4, 6)}),
+        ),
+        {"stem": (3, 4)},
+        img_size=16,
+    ),
 }
 
 

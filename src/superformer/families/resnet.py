@@ -95,6 +95,7 @@ class ResNet(Network):
         choices=frozenset({"stem"}),
         stage=frozenset({"width", "entry1", "entry2"}),
         block=frozenset({"mid1", "mid2"}),
+        entry=frozenset({"entry1", "entry2"}),
     )
     feature_level = "stage"
     any_size = True

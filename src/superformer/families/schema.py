@@ -18,6 +18,8 @@ class Schema:
     """The names of a family's choices, its options with their defaults, and rules that names alone cannot express.
 
     ``stage`` may say for each stage of a space what it must choose. ``rules`` yields a sentence for everything that is wrong with a space.
+    ``entry`` are those choices of a stage that only what leads into it depends on, no block and no other stage: drawing within limits
+    need not pair them.
     """
 
     family: str
@@ -27,6 +29,7 @@ class Schema:
     options: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rules: Callable[[Space], Iterable[str]] = lambda space: ()
+    entry: frozenset[str] = frozenset()
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:
         """Options in their one form: those that are not the default."""

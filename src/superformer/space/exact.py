@@ -17,7 +17,7 @@ import numpy as np
 
 from superformer.cost.population import Terms, skeleton
 from superformer.space.depths import Ints
-from superformer.space.genes import resolve
+from superformer.space.genes import Columns, resolve
 from superformer.space.space import Space
 from superformer.space.stage import Spec
 
@@ -26,8 +26,8 @@ from superformer.space.stage import Spec
 class Net:
     """The terms for one setting of the network-wide choices; the last axis of all arrays is the quantity.
 
-    ``enters[i]``: into stage i, by the previous and its own choices. ``blocks[i][p]``: by the stage's choices and the block's combination.
-    ``ended``: by the last stage's choices. ``low`` and ``high``: the range of the total.
+    ``enters[i]``: into stage i, by the previous stage's and its own choices, and by those of its entry alone. ``blocks[i][p]``: by the
+    stage's choices and the block's combination. ``ended``: by the last stage's choices. ``low`` and ``high``: the range of the total.
     """
 
     enters: list[Ints]
@@ -44,7 +44,9 @@ class Exact:
         self.space, self.names = space, names
         self.terms = Terms(skeleton(space, num_classes), img_size)
         self.tops = combos(space.choices, space.layout.choices)
-        self.owns = [combos(s.choices, w.choices) for s, w in zip(space.stages, space.layout.stages, strict=True)]
+        self.columns = [_split(w.choices, self.terms.net.schema.entry) for w in space.layout.stages]
+        self.owns = [combos(s.choices, c[0]) for s, c in zip(space.stages, self.columns, strict=True)]
+        self.ways = [combos(s.choices, c[1]) for s, c in zip(space.stages, self.columns, strict=True)]
         self.nets = [self._net(top) for top in range(len(self.tops))]
         self.range = {name: (min(n.low[q] for n in self.nets), max(n.high[q] for n in self.nets)) for q, name in enumerate(names)}
 
@@ -72,34 +74,40 @@ class Exact:
         def repeat(values: Mapping[str, Any], k: int) -> dict[str, Any]:
             return {name: np.repeat(v, k) for name, v in values.items()}
 
-        owns = []
-        for stage, where, own in zip(space.stages, layout.stages, self.owns, strict=True):
-            owns.append(self._values(stage.choices, where.choices, own, repeat(one, len(own))))
+        owns = [self._own(i, one, self.ways[i][:1]) for i in range(len(space.stages))]
         first = [{name: v[:1] for name, v in own.items()} for own in owns]
         low = high = np.zeros((1, len(self.names)), dtype=np.int64)
         enters, blocks = [], []
         for i, stage in enumerate(space.stages):
-            size, before = len(self.owns[i]), len(self.owns[i - 1]) if i else 1
-            pair = [repeat(f, before * size) for f in first]
-            pair[i] = {name: np.tile(v, before) for name, v in owns[i].items()}
+            size, ways, before = len(self.owns[i]), len(self.ways[i]), len(self.owns[i - 1]) if i else 1
+            total = before * size * ways
+            pair = [repeat(f, total) for f in first]
+            pair[i] = {name: np.tile(v, before) for name, v in self._own(i, one, self.ways[i]).items()}
             if i:
-                pair[i - 1] = {name: np.repeat(v, size) for name, v in owns[i - 1].items()}
-            scope = repeat(one, before * size)
+                pair[i - 1] = repeat(owns[i - 1], size * ways)
+            scope = repeat(one, total)
             widths = self.terms.net.bind(scope, pair)
-            entered = self._pick(self.terms.enter(i, widths, {**scope, **pair[i]}), before * size).reshape(before, size, -1)
+            entered = self._pick(self.terms.enter(i, widths, {**scope, **pair[i]}), total).reshape(before, size, ways, -1)
             mine = [self._block(i, p, one, owns, first) for p in range(stage.positions)]
             enters.append(entered)
             blocks.append(mine)
             least = np.stack([b.min(1) for b in mine]) if mine else np.zeros((0, size, len(self.names)), dtype=np.int64)
             most = np.stack([b.max(1) for b in mine]) if mine else least
-            low = (low[:, None] + entered).min(0) + least[: stage.depths[0]].sum(0)
-            high = (high[:, None] + entered).max(0) + most[: stage.depths[-1]].sum(0)
+            low = (low[:, None] + entered.min(2)).min(0) + least[: stage.depths[0]].sum(0)
+            high = (high[:, None] + entered.max(2)).max(0) + most[: stage.depths[-1]].sum(0)
         size = len(self.owns[-1])
         last = [repeat(f, size) for f in first]
         last[-1] = owns[-1]
         scope = repeat(one, size)
         ended = self._pick(self.terms.exit(self.terms.net.bind(scope, last), scope), size)
         return Net(enters, blocks, ended, [int(v) for v in (low + ended).min(0)], [int(v) for v in (high + ended).max(0)])
+
+    def _own(self, i: int, one: Mapping[str, Any], ways: Ints) -> dict[str, Any]:
+        """The values of a stage's choices: each setting with each of these settings of the entry."""
+        kept, entry = self.columns[i]
+        chosen = np.hstack([np.repeat(self.owns[i], len(ways), 0), np.tile(ways, (len(self.owns[i]), 1))])
+        scope = {name: np.repeat(v, len(chosen)) for name, v in one.items()}
+        return self._values(self.space.stages[i].choices, {**kept, **entry}, chosen, scope)
 
     def _block(self, i: int, p: int, one: Mapping[str, Any], owns: list[dict[str, Any]], first: list[dict[str, Any]]) -> Ints:
         """Costs of a position: (stage settings, combinations, quantities)."""
@@ -112,6 +120,11 @@ class Exact:
         values = {**scope, **self._values(stage.blocks[p], where.blocks[p], np.tile(all_, (size, 1)), scope)}
         widths = self.terms.net.bind(scope, choices)
         return self._pick(self.terms.block(i, p, widths, values), total).reshape(size, len(all_), -1)
+
+
+def _split(columns: Columns, entry: frozenset[str]) -> tuple[Columns, Columns]:
+    """The genes of a stage's choices: those that all of the stage may depend on, and those of its entry alone."""
+    return {n: c for n, c in columns.items() if n not in entry}, {n: c for n, c in columns.items() if n in entry}
 
 
 def combos(specs: Mapping[str, Spec], columns: Mapping[str, int]) -> Ints:

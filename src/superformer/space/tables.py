@@ -31,6 +31,10 @@ BINS = {1: 16384, 2: 256}
 """Bins for each limited quantity, when one or two are limited."""
 
 
+ROWS = 10_000
+"""Draws at once: their choices of one term are all weighed at the same time."""
+
+
 def say(limits: Mapping[str, tuple[float, float]]) -> str:
     """Limits in words."""
     return " and ".join(f"{low:,.0f} to {high:,.0f} {name}" for name, (low, high) in limits.items())
@@ -50,11 +54,15 @@ class Blocks:
     @functools.cached_property
     def grouped(self) -> list[list[tuple[Ints, float]]]:
         """For each setting the different rounded costs and their share of the combinations."""
-        out = []
-        for row in self.costs:
-            costs, counts = np.unique(row, axis=0, return_counts=True)
-            out.append([(c, float(k) / len(row)) for c, k in zip(costs, counts, strict=True)])
-        return out
+        return [_shares(row) for row in self.costs]
+
+
+def _shares(row: Ints) -> list[tuple[Ints, float]]:
+    """The different costs, and the share that each has."""
+    if len(row) == 1:
+        return [(row[0], 1.0)]
+    costs, counts = np.unique(row, axis=0, return_counts=True)
+    return [(c, float(k) / len(row)) for c, k in zip(costs, counts, strict=True)]
 
 
 class Tables:
@@ -66,7 +74,7 @@ class Tables:
 
     def __init__(self, exact: Exact, over: str, caps: tuple[float, ...]):
         self.space, self.over, self.names, self.range = exact.space, over, exact.names, exact.range
-        self.tops, self.owns = exact.tops, exact.owns
+        self.tops, self.owns, self.ways, self.columns = exact.tops, exact.owns, exact.ways, exact.columns
         self.count = 1 + sum(1 + s.positions for s in self.space.stages)
         most = [int(min(high, cap)) for (_, high), cap in zip(self.range.values(), caps, strict=True)]
         self.step = [max(-(-high // BINS[len(self.names)]), 1) for high in most]
@@ -101,16 +109,19 @@ class Tables:
     # --- weights of totals ---
 
     def _forward(self, exact: Net) -> dict[str, Any]:
-        """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; ended[i][s]: after the stage."""
-        tables, sums, enters, blocks = [], [], [], []
+        """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; sums[i][s]: before stage i, with
+        the choices of the one before it at s."""
+        tables, enters, blocks = [], [], []
         before = np.zeros((1, self.bins))
         before[0, 0] = 1.0
+        sums = [before]
         for i, (stage, where) in enumerate(zip(self.space.stages, self.space.layout.stages, strict=True)):
             enter, size = self._round(exact.enters[i]), len(self.owns[i])
             weights = depth_weights(stage, self.over)
             table = np.zeros((size, 1 if stage.tied else stage.positions + 1, self.bins))
             for s, own in np.ndindex(len(before), size):
-                self._add(table[own, 0], before[s], enter[s, own], 1 / size)
+                for c, share in _shares(enter[s, own]):
+                    self._add(table[own, 0], before[s], c, share / size)
             mine = [
                 Blocks(self._round(b), combos(stage.blocks[p], where.blocks[p]), tuple(where.blocks[p].values()))
                 for p, b in enumerate(exact.blocks[i])
@@ -173,10 +184,11 @@ class Tables:
         end, column = chosen // len(bins), chosen % len(bins)
         genes = np.zeros((n, len(self.space.bounds)), dtype=np.int64)
         for top in np.unique(ends[end, 0]):
-            rows = np.flatnonzero(ends[end, 0] == top)
-            own = ends[end[rows], 1]
-            genes[np.ix_(rows, _index(self.space.layout.choices.values()))] = self.tops[top]
-            self._walk(genes, rows, own, bins[column[rows]] - self.nets[top]["exit"][own], self.nets[top], rng)
+            mine = np.flatnonzero(ends[end, 0] == top)
+            genes[np.ix_(mine, _index(self.space.layout.choices.values()))] = self.tops[top]
+            for rows in np.array_split(mine, -(-len(mine) // ROWS)):
+                own = ends[end[rows], 1]
+                self._walk(genes, rows, own, bins[column[rows]] - self.nets[top]["exit"][own], self.nets[top], rng)
         return genes
 
     def _walk(self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: np.random.Generator) -> None:
@@ -184,7 +196,7 @@ class Tables:
         for i in reversed(range(len(self.space.stages))):
             stage, where = self.space.stages[i], self.space.layout.stages[i]
             table, blocks, weights = net["tables"][i], net["blocks"][i], depth_weights(stage, self.over)
-            genes[np.ix_(rows, _index(where.choices.values()))] = self.owns[i][own]
+            genes[np.ix_(rows, _index(self.columns[i][0].values()))] = self.owns[i][own]
             if stage.tied:
                 total = self._walk_tied(genes, rows, own, total, i, net, weights, rng)
             else:
@@ -204,11 +216,13 @@ class Tables:
                     at = (order[now] == j).argmax(1)
                     columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64).reshape(stage.positions, -1)[at]
                     genes[rows[now, None], columns] = choice.combos[pick]
-            if i:
-                before, ok = self._before(total[:, None], net["enters"][i][:, own].swapaxes(0, 1))
-                weight = np.where(ok, net["sums"][i - 1][np.arange(len(self.owns[i - 1]))[None], before], 0.0)
-                previous = _choose(weight, rng)
-                total = total - net["enters"][i][previous, own]
+            ways = len(self.ways[i])
+            if i or ways > 1:
+                before, ok = self._before(total[:, None, None], net["enters"][i][:, own].swapaxes(0, 1))
+                weight = np.where(ok, net["sums"][i][np.arange(before.shape[1])[None, :, None], before], 0.0)
+                previous, way = np.divmod(_choose(weight.reshape(len(rows), -1), rng), ways)
+                genes[np.ix_(rows, _index(self.columns[i][1].values()))] = self.ways[i][way]
+                total = total - net["enters"][i][previous, own, way]
                 own = previous
 
     def _walk_tied(
