@@ -57,7 +57,7 @@ def evaluating() -> None:
     evaluate(chosen[1])
     units, times = [calibrate()], []
     for arch in chosen:
-        times += seconds(lambda a=arch: evaluate(a), 1, 0)  # noqa: B023
+        times += seconds(lambda a=arch: evaluate(a), 1, 0)
         units.append(calibrate())
     ratio = statistics.median(2 * t / (a + b) for t, a, b in zip(times, units, units[1:], strict=False))
     report(

@@ -13,7 +13,6 @@ from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, s
 
 import superformer as sf
 
-
 NAMES = ("vit-resnas-tiny", "autoformer-tiny", "vitas-v1", "s3-initial", "vitas-twins-small", "nasvit-released", "vitas-resnet50")
 
 

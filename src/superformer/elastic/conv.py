@@ -17,8 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.count import Cost, Count
+from superformer.elastic.gradients import boxes
 from superformer.elastic.layers import Elastic, Widths, width
-from superformer.elastic.take import boxes, gather, linear
+from superformer.elastic.take import gather, linear
 from superformer.errors import SuperformerError
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
 from superformer.elastic.count import Cost, Count
-from superformer.elastic.take import Index, layer_norm, linear, take
+from superformer.elastic.gradients import Index
+from superformer.elastic.take import layer_norm, linear, take
 
 Widths = Mapping[Axis, Count]
 """The width of each searched axis, as a number or as an array over a population."""

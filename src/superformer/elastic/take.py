@@ -9,18 +9,13 @@ The price: ``torch.autograd.grad`` and hooks on a supernet's weights do not see 
 
 from __future__ import annotations
 
-import functools
-from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superformer.elastic.axis import Segments
-
-Index = tuple[Segments | None, ...]
-"""For each dimension of a tensor the runs that are used, or None for all of it."""
+from superformer.elastic.gradients import Index, add, add_product, boxes
 
 
 def whole(index: Index) -> bool:
@@ -37,78 +32,10 @@ def gather(tensor: Tensor, index: Index) -> Tensor:
     return tensor
 
 
-@functools.lru_cache(maxsize=4096)
-def boxes(shape: tuple[int, ...], index: Index) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part."""
-    per_dim: list[list[tuple[slice, slice]]] = []
-    for length, segments in zip(shape, index, strict=True):
-        at, pairs = 0, []
-        for start, stop in segments or ((0, length),):
-            pairs.append((slice(start, stop), slice(at, at + stop - start)))
-            at += stop - start
-        per_dim.append(pairs)
-    return [(tuple(p[0] for p in box), tuple(p[1] for p in box)) for box in product(*per_dim)]
-
-
 def scatter(target: Tensor, index: Index, part: Tensor) -> None:
     """Write the selected part of a tensor (the opposite of `gather`)."""
     for there, here in boxes(target.shape, index):
         target[there] = part[here]
-
-
-def add(target: Tensor, index: Index, part: Tensor) -> None:
-    """Add to the selected part of a tensor."""
-    for there, here in boxes(target.shape, index):
-        target[there].add_(part[here])  # not +=, which would write the sum a second time
-
-
-def grad_of(weight: Tensor) -> Tensor:
-    """The weight's gradient, to which a part is about to be added; made if this step has not touched it yet."""
-    grad = weight.grad
-    if grad is None:
-        return _new_grad(weight).zero_()
-    weight.__dict__.pop(SPARE, None)
-    if not grad.is_contiguous():
-        weight.grad = grad = grad.contiguous()
-    return grad
-
-
-def _new_grad(weight: Tensor) -> Tensor:
-    """Memory for the weight's gradient, whatever it holds."""
-    spare: Tensor | None = weight.__dict__.pop(SPARE, None)
-    weight.grad = grad = torch.empty_like(weight, memory_format=torch.contiguous_format) if spare is None else spare
-    weight.__dict__[SLICED] = True
-    return grad
-
-
-def _add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to the selected part of a weight's gradient."""
-    places = boxes((weight.shape[0], weight.numel() // weight.shape[0]), index)
-    if len(places) > 1 or weight.dtype != left.dtype:  # one large product and several small sums beat several small products
-        add(grad_of(weight).flatten(1), index, left @ right)
-        return
-    box = places[0][0]
-    if weight.grad is not None:
-        grad_of(weight).flatten(1)[box].addmm_(left, right)
-        return
-    grad = _new_grad(weight).flatten(1)  # the first part of this step: the product is written, the rest cleared
-    for dim, run in enumerate(box):
-        grad.narrow(dim, 0, run.start).zero_()
-        grad.narrow(dim, run.stop, grad.shape[dim] - run.stop).zero_()
-    torch.mm(left, right, out=grad[box])
-
-
-SPARE, SLICED = "_spare_gradient", "_sliced_gradient"
-
-
-def recycle(weight: Tensor) -> None:
-    """Forget a weight's gradient but keep its memory for the next step: fresh memory costs more than the arithmetic of a small batch.
-
-    A gradient that autograd made itself (the weight was used whole) is let go.
-    """
-    if weight.grad is not None and weight.__dict__.pop(SLICED, False):
-        weight.__dict__[SPARE] = weight.grad
-    weight.grad = None
 
 
 def _once() -> None:
@@ -126,7 +53,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         _once()
-        add(grad_of(ctx.weight), ctx.index, grad)
+        add(ctx.weight, ctx.index, grad)
         return None, None
 
 
@@ -176,9 +103,9 @@ class _Linear(torch.autograd.Function):
         x, *runs = ctx.saved_tensors
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.weight.requires_grad:
-            _add_product(ctx.weight, ctx.index, rows.t(), inputs)
+            add_product(ctx.weight, ctx.index, rows.t(), inputs)
         if ctx.bias is not None and ctx.bias.requires_grad:
-            add(grad_of(ctx.bias), ctx.bias_index, rows.sum(0))
+            add(ctx.bias, ctx.bias_index, rows.sum(0))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         back, at = rows[:, : len(runs[0])] @ runs[0], len(runs[0])
@@ -215,7 +142,7 @@ class _LayerNorm(torch.autograd.Function):
         back, *parts = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, spread, w, b, wanted)
         for tensor, part, want in zip((ctx.weight, ctx.bias), parts, wanted[1:], strict=True):
             if want:
-                add(grad_of(tensor), ctx.index, part)
+                add(tensor, ctx.index, part)
         return back, None, None, None, None
 
 

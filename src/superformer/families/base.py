@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from superformer.elastic.axis import EMPTY, Axis, View, masked
 from superformer.elastic.block import Cell
 from superformer.elastic.count import Cost, Count
+from superformer.elastic.gradients import recycle
 from superformer.elastic.layers import Elastic
 from superformer.elastic.pass_ import Part, Pass, Step
-from superformer.elastic.take import recycle
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families.schema import Schema
 from superformer.families.timm_api import TimmApi

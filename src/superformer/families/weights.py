@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import View
+from superformer.elastic.gradients import Index
 from superformer.elastic.layers import Elastic, Optional, PerChoice
-from superformer.elastic.take import Index, gather, scatter
+from superformer.elastic.take import gather, scatter
 from superformer.errors import SuperformerError
 from superformer.families.base import Network
 from superformer.space import point

@@ -1,0 +1,122 @@
+"""The gradients of slices of shared weights: added in place, in memory that is used again.
+
+A step writes the gradient of a slice into its part of ``weight.grad``; everything else there is zero. Fresh memory for it would cost more
+than the arithmetic of a small batch, and so would clearing all of it: a ledger remembers what was written, and the next step clears just
+that. Whoever else writes into a gradient (clipping, a whole use of the weight) changes its version, and it is then cleared whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from superformer.elastic.axis import Segments
+
+Index = tuple[Segments | None, ...]
+"""For each dimension of a tensor the runs that are used, or None for all of it."""
+Box = tuple[slice, ...]
+
+LEDGER, SPARE = "_gradient_ledger", "_spare_gradient"
+FEW = 4
+"""Boxes up to which each is cleared by itself."""
+
+
+@functools.lru_cache(maxsize=4096)
+def boxes(shape: tuple[int, ...], index: Index) -> list[tuple[Box, Box]]:
+    """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part."""
+    per_dim: list[list[tuple[slice, slice]]] = []
+    for length, segments in zip(shape, index, strict=True):
+        at, pairs = 0, []
+        for start, stop in segments or ((0, length),):
+            pairs.append((slice(start, stop), slice(at, at + stop - start)))
+            at += stop - start
+        per_dim.append(pairs)
+    return [(tuple(p[0] for p in box), tuple(p[1] for p in box)) for box in product(*per_dim)]
+
+
+@dataclass
+class Ledger:
+    """A gradient and what this step wrote into it: boxes, each in the shape it was written in. ``version`` after the last of our writes."""
+
+    grad: Tensor
+    version: int
+    written: list[tuple[tuple[int, ...], Box]] = field(default_factory=list)
+    alone: bool = True
+
+    def note(self, shape: tuple[int, ...], box: Box) -> None:
+        if (shape, box) not in self.written:
+            self.written.append((shape, box))
+        self.version = self.grad._version
+
+
+def _shaped(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return grad if grad.shape == shape else grad.view(shape)
+
+
+def _open(weight: Tensor, kept: tuple[tuple[int, ...], Box] | None = None) -> tuple[Tensor, Ledger | None]:
+    """The gradient, zero wherever this step has not written; a new one may hold anything in the box ``kept``, about to be written."""
+    grad = weight.grad
+    if grad is not None:
+        ledger: Ledger | None = weight.__dict__.get(LEDGER)
+        if not grad.is_contiguous():
+            weight.grad = grad = grad.contiguous()
+        if ledger is not None and ledger.grad is grad:
+            ledger.alone &= ledger.version == grad._version
+            return grad, ledger
+        return grad, None
+    spare: Ledger | None = weight.__dict__.pop(SPARE, None)
+    if spare is None:
+        grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    else:
+        grad = spare.grad
+        if spare.alone and len(spare.written) <= FEW:
+            for shape, box in spare.written:
+                if (shape, box) != kept:
+                    _shaped(grad, shape)[box].zero_()
+        else:
+            grad.zero_()
+    weight.grad = grad
+    weight.__dict__[LEDGER] = ledger = Ledger(grad, grad._version)
+    return grad, ledger
+
+
+def add(weight: Tensor, index: Index, part: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    """Add to the selected part of a weight's gradient; ``index`` may be that of another ``shape`` of the weight."""
+    shape = shape or tuple(weight.shape)
+    grad, ledger = _open(weight)
+    view = _shaped(grad, shape)
+    for there, here in boxes(shape, index):
+        view[there].add_(part[here])  # not +=, which would write the sum a second time
+        if ledger is not None:
+            ledger.note(shape, there)
+
+
+def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to the selected part of the gradient of a weight, seen as a matrix."""
+    shape = (weight.shape[0], weight.numel() // weight.shape[0])
+    places = boxes(shape, index)
+    if len(places) > 1 or weight.dtype != left.dtype:  # one large product and several small sums beat several small products
+        add(weight, index, left @ right, shape)
+        return
+    box, first = places[0][0], weight.grad is None
+    grad, ledger = _open(weight, (shape, box))
+    if first:
+        torch.mm(left, right, out=_shaped(grad, shape)[box])
+    else:
+        _shaped(grad, shape)[box].addmm_(left, right)
+    if ledger is not None:
+        ledger.note(shape, box)
+
+
+def recycle(weight: Tensor) -> None:
+    """Forget a weight's gradient but keep its memory for the next step. A gradient that autograd made itself (the weight was used whole)
+    is let go."""
+    ledger: Ledger | None = weight.__dict__.pop(LEDGER, None)
+    if ledger is not None and ledger.grad is weight.grad:
+        ledger.alone &= ledger.version == ledger.grad._version
+        weight.__dict__[SPARE] = ledger
+    weight.grad = None
