@@ -11,9 +11,10 @@ from rich.console import Console
 
 import superformer as sf
 from superformer.cli import main
-from superformer.sketch import amount, runs, sketch
+from superformer.sketch import runs, sketch
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import arch as published
+from superformer.units import amount
 
 SVG = "{http://www.w3.org/2000/svg}"
 

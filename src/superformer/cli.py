@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from superformer import catalogue
 from superformer.errors import SuperformerError
+from superformer.units import amount
 
 app = typer.Typer(
     add_completion=False,
@@ -31,21 +33,18 @@ def spaces(name: Name = None, as_json: Json = False) -> None:
 
     Example: superformer spaces vit-resnas-tiny
     """
-    import superformer as sf
-    from superformer.describe import space_summary, space_table
-
     if name is None:
-        rows = [space_summary(sf.space(n)) for n in sf.spaces()]
+        rows = [entry["summary"] for entry in catalogue.spaces().values()]
         if not as_json:
             rows = [{k: v for k, v in row.items() if k not in ("paths", "img_size")} for row in rows]
         _list(rows, "Published search spaces", as_json, "superformer spaces NAME shows a space's choices")
         return
-    space = sf.space(name)
+    space = catalogue.space(name)
     if as_json:
-        print(json.dumps({**space_summary(space), "space": json.loads(space.to_json())}))
+        print(json.dumps({**space["summary"], "space": space["space"]}))
         return
-    _facts(space_summary(space))
-    console.print(_table(space_table(space), "\nChoices, from the smallest network to the largest"))
+    _facts(space["summary"])
+    console.print(_table(space["table"], "\nChoices, from the smallest network to the largest"))
 
 
 @app.command()
@@ -54,26 +53,27 @@ def models(name: Name = None, as_json: Json = False, draw: Draw = None) -> None:
 
     Example: superformer models vit_resnas_tiny --draw tiny.svg
     """
-    import superformer as sf
-    from superformer.describe import model_summary
-    from superformer.sketch import sketch
-    from superformer.spaces import arch as published
-
     if draw is not None and name is None:
         raise SuperformerError("--draw needs the name of a network: superformer models NAME --draw FILE.svg")
     if name is None:
-        rows = [model_summary(n, published(n)) for n in sf.models()]
+        rows = [entry["summary"] for entry in catalogue.models().values()]
         if not as_json:
             rows = [{k: v for k, v in row.items() if k not in ("key", "resolution")} for row in rows]
         _list(rows, "Published architectures", as_json, "superformer models NAME shows a network block by block")
         return
+    summary = catalogue.model(name)["summary"]
+
+    import superformer as sf
+    from superformer.sketch import sketch
+    from superformer.spaces import arch as published
+
     arch = published(name)
     if draw is not None:
         sf.draw(arch, name).save(draw)
     if as_json:
-        print(json.dumps({**model_summary(name, arch), "arch": json.loads(arch.to_json())}))
+        print(json.dumps({**summary, "arch": json.loads(arch.to_json())}))
         return
-    _facts(model_summary(name, arch))
+    _facts(summary)
     console.print()
     console.print(sketch(arch, plain=console.options.ascii_only), highlight=False)
     if draw is not None:
@@ -120,8 +120,6 @@ def _said(column: str, value: Any) -> str:
     if isinstance(value, list):
         return " - ".join(_said(column, v) for v in value)
     if column in ("macs", "params"):
-        from superformer.sketch import amount
-
         return amount(value)
     return f"{value:.2e}" if isinstance(value, int) and value >= 10**6 else str(value)
 

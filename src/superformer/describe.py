@@ -1,14 +1,18 @@
-"""Spaces and architectures as rows of plain values, for tables and for JSON."""
+"""Spaces and architectures as rows of plain values, for tables and for JSON; run as a program, it writes them to the catalogue."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from superformer import catalogue
 from superformer.cost import cost
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.space.exact import Exact
 from superformer.space.stage import Choice, Ratio, Spec
+from superformer.spaces import arch, models, spaces
+from superformer.spaces import space as published
 
 
 def space_summary(space: Space) -> dict[str, Any]:
@@ -59,3 +63,16 @@ def model_summary(name: str, arch: Arch) -> dict[str, Any]:
         "resolution": arch.resolution,
         "key": arch.key,
     }
+
+
+def published_entries() -> dict[str, dict[str, catalogue.Entry]]:
+    """What the catalogue should hold."""
+    own = {name: published(name) for name in spaces()}
+    return {
+        "spaces": {n: {"summary": space_summary(s), "table": space_table(s), "space": json.loads(s.to_json())} for n, s in own.items()},
+        "models": {name: {"summary": model_summary(name, arch(name))} for name in models()},
+    }
+
+
+if __name__ == "__main__":
+    catalogue.write(published_entries())

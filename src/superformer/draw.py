@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 
-from superformer.sketch import SQUARES, WIDTHS, amount, counted, facts, heading, label, largest, number, ordered, ratios, runs, said
+from superformer.sketch import SQUARES, WIDTHS, counted, facts, heading, label, largest, number, ordered, ratios, runs, said
 from superformer.sketch import token_width as width_of
 from superformer.space.arch import Arch, Values
 from superformer.spaces import arch as published
 from superformer.svg import Drawing, cut, element, style, wide, wrapped
+from superformer.units import amount
 
 LEFT, RIGHT, LEAST, MOST = 64, 24, 640, 872
 """Room left and right of the cards; the least and the most room for cards."""

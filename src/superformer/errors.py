@@ -22,6 +22,11 @@ class InfeasibleError(SuperformerError):
     """Limits that no architecture of the space meets."""
 
 
+def unknown(what: str, given: str, known: Iterable[str]) -> SpaceError:
+    """The error for a name that nothing published has."""
+    return SpaceError(f"unknown {what} {given!r}: {nearest(given, known)}")
+
+
 def nearest(given: object, known: Iterable[object]) -> str:
     """A sentence that names the neighbour of a misspelt word and everything that is possible."""
     names = [str(k) for k in known]

@@ -54,12 +54,6 @@ def facts(arch: Arch) -> Facts:
     return Facts(int(own.macs[0]), int(own.params[0]), tuple((int(r), int(c)) for r, c in maps))
 
 
-def amount(value: float) -> str:
-    """Three digits: 1.75 G, 384 M, 12."""
-    power, unit = next(((p, u) for p, u in ((9, "G"), (6, "M"), (3, "k")) if value >= 0.9995 * 10**p), (0, ""))
-    return f"{value / 10**power:.3g} {unit}".strip()
-
-
 def number(values: Mapping[str, Value], name: str) -> float:
     """A value that can be drawn as a length, or 0."""
     value = values.get(name, 0)

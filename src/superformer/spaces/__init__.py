@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from superformer.errors import SpaceError, nearest
+from superformer.errors import unknown
 from superformer.space import Space
 from superformer.space.arch import Arch
 
@@ -36,7 +36,7 @@ def spaces() -> list[str]:
 def space(name: str) -> Space:
     """A published space."""
     if name not in _spaces():
-        raise SpaceError(f"unknown space {name!r}: {nearest(name, _spaces())}")
+        raise unknown("space", name, _spaces())
     return _spaces()[name]
 
 
@@ -48,5 +48,5 @@ def models() -> list[str]:
 def arch(name: str) -> Arch:
     """A published architecture."""
     if name not in _models():
-        raise SpaceError(f"unknown model {name!r}: {nearest(name, _models())}")
+        raise unknown("model", name, _models())
     return _models()[name]
