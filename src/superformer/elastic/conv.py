@@ -19,6 +19,7 @@ from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.gradients import boxes
 from superformer.elastic.layers import Elastic, Widths, width
+from superformer.elastic.scratch import scratch
 from superformer.elastic.take import gather, linear
 from superformer.errors import SuperformerError
 
@@ -80,7 +81,7 @@ class _NormSwish(torch.autograd.Function):
         if not ctx.training:
             own, spread = mean, torch.rsqrt(var + ctx.eps)
         scale = weight * spread
-        y = torch.addcmul(bias - own * scale, x, scale)
+        y = torch.addcmul(bias - own * scale, x, scale, out=scratch("wide", x.shape, x))
         back = torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y).permute(0, 3, 1, 2)
         parts = torch.ops.aten.native_batch_norm_backward(
             back, x.permute(0, 3, 1, 2), weight, mean, var, own, spread, ctx.training, ctx.eps, [True, True, True]

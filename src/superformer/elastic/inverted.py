@@ -19,10 +19,20 @@ from torch.autograd.function import once_differentiable
 
 from superformer.elastic.axis import View
 from superformer.elastic.conv import BatchNorm, MapConv
+from superformer.elastic.scratch import scratch
 
 
 def _depthwise(x: Tensor, kernel: Tensor, stride: int) -> Tensor:
     return F.conv2d(x.permute(0, 3, 1, 2), kernel, None, stride, kernel.shape[-1] // 2, groups=len(kernel)).permute(0, 2, 3, 1)
+
+
+def _depthwise_backward(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """Gradients of the input and of the kernel. At stride 1 the first is a convolution itself, with the kernel turned round."""
+    pad, plain = kernel.shape[-1] // 2, stride == 1
+    back, dkernel, _ = torch.ops.aten.convolution_backward(
+        grad, x, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [not plain, True, False]
+    )
+    return F.conv2d(grad, kernel.flip(2, 3), None, 1, pad, groups=len(kernel)) if plain else back, dkernel
 
 
 class _Widen(torch.autograd.Function):
@@ -60,7 +70,8 @@ class _Widen(torch.autograd.Function):
     @staticmethod
     def _norm(rows: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
         scale = gamma * spread
-        return torch.addmm(beta - mean * scale, rows, (w * scale[:, None]).t())
+        out = scratch("wide", (len(rows), len(w)), rows)
+        return torch.addmm(beta - mean * scale, rows, (w * scale[:, None]).t(), out=out)
 
     @staticmethod
     @once_differentiable
@@ -68,20 +79,8 @@ class _Widen(torch.autograd.Function):
         x, w, gamma, beta, kernel, mean, spread, centre, covariance = ctx.saved_tensors
         rows, n = x.reshape(-1, x.shape[-1]), x.numel() // x.shape[-1]
         y = _Widen._norm(rows, w, gamma, beta, mean, spread).view(*x.shape[:-1], -1)
-        pad, stride = [kernel.shape[-1] // 2] * 2, [ctx.stride] * 2
-        back, dkernel, _ = torch.ops.aten.convolution_backward(
-            grad.permute(0, 3, 1, 2),
-            F.silu(y).permute(0, 3, 1, 2),
-            kernel,
-            None,
-            stride,
-            pad,
-            [1, 1],
-            False,
-            [0, 0],
-            len(kernel),
-            [True, True, False],
-        )
+        active = torch.ops.aten.silu.out(y, out=scratch("active", y.shape, y)).permute(0, 3, 1, 2)
+        back, dkernel = _depthwise_backward(grad.permute(0, 3, 1, 2), active, kernel, ctx.stride)
         back = back.permute(0, 2, 3, 1)
         d = torch.ops.aten.silu_backward.grad_input(back, y, grad_input=y).view(n, -1)
 

@@ -14,17 +14,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from superformer.elastic.scratch import scratch
 
-def _across(weight: Tensor, maps: Tensor) -> Tensor:
+
+def _across(weight: Tensor, maps: Tensor, out: Tensor | None = None) -> Tensor:
     """A linear map over the heads of (batch, heads, pairs)."""
-    return torch.bmm(weight.expand(len(maps), *weight.shape), maps)
+    return torch.bmm(weight.expand(len(maps), *weight.shape), maps, out=out)
 
 
 class _Talking(torch.autograd.Function):
     @staticmethod
     def _logits(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
         batch, heads, tokens, _ = q.shape
-        out = torch.baddbmm(q.new_empty(()), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
+        out = scratch("first", (batch * heads, tokens, tokens), q)
+        torch.baddbmm(out, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale, out=out)
         return out.view(batch, heads, tokens * tokens).add_(bias.flatten(1))
 
     @staticmethod
@@ -36,8 +39,8 @@ class _Talking(torch.autograd.Function):
         torch.softmax(weights, -1, out=weights)
         ctx.save_for_backward(q, k, v, bias, w1, w2, b2, weights)
         ctx.scale = scale
-        mixed = _across(w2, weights.flatten(2)).view(-1, tokens, tokens)
-        out = torch.bmm(mixed, v.flatten(0, 1)).view(batch, heads, tokens, -1)
+        mixed = _across(w2, weights.flatten(2), scratch("second", (batch, heads, tokens * tokens), q))
+        out = torch.bmm(mixed.view(-1, tokens, tokens), v.flatten(0, 1)).view(batch, heads, tokens, -1)
         return out.add_(b2.view(-1, 1, 1) * v.sum(2, keepdim=True))
 
     @staticmethod
@@ -49,13 +52,16 @@ class _Talking(torch.autograd.Function):
         total = grad.sum(2, keepdim=True)
         flat = grad.reshape(batch * heads, tokens, -1)
 
-        dv = torch.bmm(_across(w2, weights.view(pairs)).view(square).transpose(1, 2), flat).view(v.shape).add_(b2.view(-1, 1, 1) * total)
+        first, second = (scratch(name, pairs, q) for name in ("first", "second"))
+        _across(w2, weights.view(pairs), second)
+        dv = torch.bmm(second.view(square).transpose(1, 2), flat).view(v.shape).add_(b2.view(-1, 1, 1) * total)
         db2 = (total * v.sum(2, keepdim=True)).sum((0, 2, 3))
-        mixed = torch.bmm(flat, v.flatten(0, 1).transpose(1, 2)).view(pairs)
-        dw2 = torch.bmm(mixed, weights.view(pairs).transpose(1, 2)).sum(0)
-        back = torch._softmax_backward_data(_across(w2.t(), mixed).view(weights.shape), weights, -1, weights.dtype).view(pairs)
-        dw1 = torch.bmm(back, _Talking._logits(q, k, bias, ctx.scale).transpose(1, 2)).sum(0)
-        back = _across(w1.t(), back)
+        torch.bmm(flat, v.flatten(0, 1).transpose(1, 2), out=first.view(square))
+        dw2 = torch.bmm(first, weights.view(pairs).transpose(1, 2)).sum(0)
+        _across(w2.t(), first, second)
+        torch.ops.aten._softmax_backward_data.out(second.view_as(weights), weights, -1, weights.dtype, grad_input=second.view_as(weights))
+        dw1 = torch.bmm(second, _Talking._logits(q, k, bias, ctx.scale).transpose(1, 2)).sum(0)
+        back = _across(w1.t(), second, first)
         none = q.new_empty(())
         dq = torch.baddbmm(none, back.view(square), k.flatten(0, 1), beta=0, alpha=ctx.scale).view(q.shape)
         dk = torch.baddbmm(none, back.view(square).transpose(1, 2), q.flatten(0, 1), beta=0, alpha=ctx.scale).view(k.shape)

@@ -1,0 +1,24 @@
+"""Memory for what an operation needs only while it runs.
+
+The allocator gives large blocks back to the system, and getting them anew, page by page, can cost more than the arithmetic done in them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+from torch import Tensor
+
+_own = threading.local()
+
+
+def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor of this shape that holds anything. The next call with the same name, on the same thread, gets the same memory."""
+    pool: dict[tuple[object, ...], Tensor] = _own.__dict__.setdefault("pool", {})
+    key, size = (name, like.dtype, like.device), math.prod(shape)
+    found = pool.get(key)
+    if found is None or found.numel() < size:
+        pool[key] = found = like.new_empty(size)
+    return found[:size].view(*shape)
