@@ -2,5 +2,5 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-settings.register_profile("house", deadline=None, max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.register_profile("house", deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("house")
