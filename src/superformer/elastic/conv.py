@@ -152,13 +152,13 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     norm is left as it is.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    model.eval()
     if not norms:
-        return model
+        return model.eval()
     todo = iter(batches)
     first = next(todo, None)
     if first is None:
         raise SuperformerError("recalibration needs at least one batch of pictures")
+    model.eval()
     before = [m.momentum for m in norms]
     try:
         for norm in norms:
