@@ -115,6 +115,12 @@ class BatchNorm(Elastic, nn.BatchNorm2d):
             self.update(mean, var, view)
         return out
 
+    def folded(self, conv: MapConv, view: View) -> tuple[Tensor, Tensor]:
+        """The kernel and the bias of a convolution (which has none) followed by this norm, in evaluation."""
+        mean, var = self.statistics(view)
+        scale = self.selected("weight", view) * torch.rsqrt(var + self.eps)
+        return conv.selected("weight", view) * scale.view(-1, 1, 1, 1), self.selected("bias", view) - mean * scale
+
     def statistics(self, view: View) -> tuple[Tensor, Tensor]:
         """Mean and variance that evaluation uses (copies)."""
         assert self.running_mean is not None

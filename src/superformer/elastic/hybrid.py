@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers.drop import drop_path
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from superformer.elastic.layers import LayerNorm, Linear, Optional, PerChoice, T
 from superformer.elastic.pass_ import Pass, Step
 from superformer.elastic.talking import talking
 from superformer.errors import SuperformerError
+
+IN_CACHE = 2**21
+"""Numbers of a map that stay in the cache between two operations."""
 
 
 def divisible(channels: Count) -> Count:
@@ -70,6 +74,8 @@ class MBConv(Optional):
         return ("shortcut",) if view[self.inp].width == view[self.out].width else ()
 
     def forward(self, x: Tensor, view: View) -> Tensor:
+        if not torch.is_grad_enabled() and not self.depthwise_norm.training:
+            return self._evaluate(x, view)
         if self.expand is not None and self.expand_norm is not None:
             y = widen(x, self.expand, self.expand_norm, self.depthwise, view)
         else:
@@ -78,13 +84,32 @@ class MBConv(Optional):
         if self.excite is not None:
             y = self.excite(y, view)
         y = self.point_norm(self.point(y, view), view)
+        out: Tensor = y + self._short(x, view)
+        return out
+
+    def _evaluate(self, x: Tensor, view: View) -> Tensor:
+        """Without gradients the norms are part of the convolutions, and a few pictures at a time stay in the cache."""
+        wide = (self.expand_norm.folded(self.expand, view)) if self.expand is not None and self.expand_norm is not None else None
+        kernel, shift = self.depthwise_norm.folded(self.depthwise, view)
+        point, offset = self.point_norm.folded(self.point, view)
+        few = max(1, IN_CACHE // (x.shape[1] * x.shape[2] * len(kernel)))
+        outs = []
+        for part in (x[i : i + few] for i in range(0, len(x), few)):
+            y = part if wide is None else F.silu(F.linear(part, wide[0].flatten(1), wide[1]), inplace=True)
+            y = F.conv2d(y.permute(0, 3, 1, 2), kernel, shift, self.stride, kernel.shape[-1] // 2, groups=len(kernel))
+            y = F.silu(y, inplace=True).permute(0, 2, 3, 1)
+            if self.excite is not None:
+                y = self.excite(y, view)
+            outs.append(F.linear(y, point.flatten(1), offset) + self._short(part, view))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _short(self, x: Tensor, view: View) -> Tensor:
         if self.stride == 2:
             odd = [n % 2 for n in x.shape[1:3]]
             x = F.avg_pool2d(x.permute(0, 3, 1, 2), 2, padding=odd).permute(0, 2, 3, 1)
         if self.shortcut is not None and view[self.inp].width != view[self.out].width:
             x = self.shortcut(x, view)
-        out: Tensor = y + x
-        return out
+        return x
 
     def cost(self, widths: Widths, before: Count, after: Count) -> Cost:
         """On a map of ``before`` positions, ``after`` the stride so many."""

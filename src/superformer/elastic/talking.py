@@ -16,6 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from superformer.elastic.scratch import scratch
 
+IN_CACHE = 2**20
+"""Attention weights that stay in the cache between two operations."""
+
 
 def _across(weight: Tensor, maps: Tensor, out: Tensor | None = None) -> Tensor:
     """A linear map over the heads of (batch, heads, pairs)."""
@@ -73,7 +76,14 @@ def talking(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tenso
     if torch.is_grad_enabled():
         out: Tensor = _Talking.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, w1, b1, w2, b2, scale)
         return out
-    batch, heads, tokens, _ = q.shape
-    logits = (q * scale @ k.transpose(2, 3) + bias).flatten(2)
-    weights = _across(w1, logits).view(batch, heads, tokens, tokens).softmax(-1)
-    return _across(w2, weights.flatten(2)).view(batch, heads, tokens, tokens) @ v + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
+    heads, tokens = q.shape[1:3]
+    few = max(1, IN_CACHE // (heads * tokens * tokens))  # pictures at a time, whose attention stays in the cache
+    parts = [_evaluate(q[i : i + few], k[i : i + few], v[i : i + few], bias, w1, w2, scale) for i in range(0, len(q), few)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
+
+
+def _evaluate(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, w2: Tensor, scale: float) -> Tensor:
+    shape = (*q.shape[:2], q.shape[2], q.shape[2])
+    weights = _across(w1, (q * scale @ k.transpose(2, 3)).add_(bias).flatten(2)).view(shape).softmax(-1)
+    return _across(w2, weights.flatten(2)).view(shape) @ v
