@@ -21,6 +21,8 @@ Index = tuple[Segments | None, ...]
 Box = tuple[slice, ...]
 
 LEDGER, SPARE = "_gradient_ledger", "_spare_gradient"
+MANY = 1024
+"""Rows of a batch from which on handling several runs together costs less than one by one."""
 FEW = 4
 """Boxes up to which each is cleared by itself."""
 
@@ -99,17 +101,20 @@ def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> No
     """Add ``left @ right`` to the selected part of the gradient of a weight, seen as a matrix."""
     shape = (weight.shape[0], weight.numel() // weight.shape[0])
     places = boxes(shape, index)
-    if len(places) > 1 or weight.dtype != left.dtype:  # one large product and several small sums beat several small products
-        add(weight, index, left @ right, shape)
+    several = len(places) > 1
+    if weight.dtype != left.dtype or (several and len(right) >= MANY):
+        add(weight, index, left @ right, shape)  # of a large batch one large product and several small sums are faster
         return
-    box, first = places[0][0], weight.grad is None
-    grad, ledger = _open(weight, (shape, box))
-    if first:
-        torch.mm(left, right, out=_shaped(grad, shape)[box])
-    else:
-        _shaped(grad, shape)[box].addmm_(left, right)
-    if ledger is not None:
-        ledger.note(shape, box)
+    first = weight.grad is None and not several
+    grad, ledger = _open(weight, None if several else (shape, places[0][0]))
+    view = _shaped(grad, shape)
+    for there, (rows, columns) in places:
+        if first:
+            torch.mm(left, right, out=view[there])
+        else:
+            view[there].addmm_(left[rows], right[:, columns])
+        if ledger is not None:
+            ledger.note(shape, there)
 
 
 def recycle(weight: Tensor) -> None:

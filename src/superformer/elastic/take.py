@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superformer.elastic.gradients import Index, add, add_product, boxes
+from superformer.elastic.gradients import MANY, Index, add, add_product, boxes
 
 
 def whole(index: Index) -> bool:
@@ -65,10 +65,6 @@ def take(weight: Tensor, index: Index) -> Tensor:
         part: Tensor = _Take.apply(weight, index)
         return part
     return gather(weight, index)
-
-
-MANY = 1024
-"""Rows of a batch from which on copying a slice of several runs costs less than several products."""
 
 
 class _Linear(torch.autograd.Function):
