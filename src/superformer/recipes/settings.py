@@ -1,0 +1,161 @@
+"""A recipe: the complete settings of a run. Every part has a name, a meaning and a default; a key that does not exist is an error.
+
+Lengths of time are in epochs where a paper gives epochs, and in shares of the training where it gives shares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Limits = tuple[float | None, float | None]
+
+
+class Part(BaseModel):
+    """A part of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Data(Part):
+    """How pictures are split, prepared and varied."""
+
+    search: float = Field(0.1, gt=0, description="search split, carved from training data: below 1 a share, from 1 on pictures of each class")
+    mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
+    std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
+    augment: Literal["none", "shift", "timm"] = Field(
+        "timm", description="none; shift: small pictures moved, mirrored and erased all at once; timm: its transforms, one by one"
+    )
+    shift: float = Field(0.125, ge=0, le=0.5, description="shift: the most that a picture is moved, as a share of its side")
+    scale: tuple[float, float] = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
+    ratio: tuple[float, float] = Field((0.75, 4 / 3), description="timm: sides of a random crop")
+    mirror: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip; 0 for digits and letters")
+    randaugment: str | None = Field(None, description="timm's auto-augment string, such as rand-m9-mstd0.5-inc1")
+    color_jitter: float | None = Field(None, description="timm: strength of colour jitter (not used with randaugment)")
+    erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
+    interpolation: str = "bicubic"
+    crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
+    repeats: int = Field(1, ge=1, description="repeated augmentation: times that a picture appears in an epoch, in as many fewer pictures")
+    workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
+    memory: float = Field(2.0, ge=0, description="gigabytes of decoded pictures to keep at most; larger sets are decoded again each time")
+
+
+class Mix(Part):
+    """Mixup, CutMix and label smoothing; timm's words."""
+
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    prob: float = Field(1.0, ge=0, le=1)
+    switch: float = Field(0.5, ge=0, le=1, description="probability of CutMix where both are on")
+    smoothing: float = Field(0.1, ge=0, lt=1)
+    patches: Literal["off", "switch", "halves"] = Field(
+        "off",
+        description="token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup by batch, or half a batch each as released",
+    )
+
+
+class Sampling(Part):
+    """Which sub-networks a step trains."""
+
+    rule: Literal["single", "sandwich", "multi"] = "single"
+    networks: int = Field(1, ge=0, description="sandwich: random ones beside the largest and the smallest; multi: networks in a batch")
+    over: Literal["choices", "architectures"] = "choices"
+    macs: Limits | None = Field(None, description="draw random networks within these MACs")
+    params: Limits | None = Field(None, description="draw random networks within these parameters")
+    identity: Limits | None = Field(
+        None, description="search the probability of identities such that the expected MACs lie here (ViTAS v1, section 4.3)"
+    )
+    warmup: float = Field(0.0, ge=0, le=1, description="share of the training over which smaller choices are admitted, largest first")
+    sides: Literal["left", "both", "random"] = Field("left", description="bilateral sharing: which sides a step runs")
+
+
+class Loss(Part):
+    """What a sub-network is trained towards."""
+
+    distill: Literal["none", "kl", "alpha"] = Field("none", description="the largest network teaches the others of a sandwich")
+    alpha: tuple[float, float] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
+    clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
+    teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with a network of ours")
+    teacher_scale: float = Field(1.0, gt=0, description="factor of the teachers' logits (5 sharpens, as NASViT released)")
+    teacher_weight: float = Field(1.0, ge=0, le=1, description="share of the teachers' targets against the labels")
+    patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
+
+
+class Gradients(Part):
+    """How the gradients of a step's sub-networks become one."""
+
+    rule: Literal["sum", "project"] = "sum"
+    priority: Literal["subnets", "supernet"] = Field("subnets", description="project: whose gradient stays whole (NASViT, table 7)")
+    start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
+    cap: float | None = Field(None, description="project: the most that is taken out, as a multiple (2 as released)")
+    clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
+    clip_subnets: float | None = Field(None, gt=0, description="largest norm of the smaller networks' summed gradient, before they are joined")
+
+
+class Optimizer(Part):
+    name: str = Field("adamw", description="any optimiser of timm")
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.05, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    momentum: float = 0.9
+    decay_unused: bool = Field(False, description="shrink weights that a step did not use, too, as the released trainers do")
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_epochs: float = Field(5, ge=0)
+    warmup_lr: float = Field(1e-6, ge=0)
+    min_lr: float = Field(1e-5, ge=0)
+
+
+class Start(Part):
+    """Weights to begin with."""
+
+    timm: str | None = Field(None, description="a timm network of the space's family; its heads and hidden units are ordered by importance")
+    pretrained: bool = Field(True, description="timm: with its published weights")
+    checkpoint: str | None = Field(None, description="timm: a file of weights instead (safetensors)")
+    run: str | None = Field(None, description="the supernet of an earlier run, of this or another space: what fits is copied")
+
+
+class Train(Part):
+    epochs: float = Field(..., gt=0)
+    batch_size: int = Field(128, ge=1, description="of all processes together")
+    accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that evaluation and search use")
+    amp: Literal["off", "bfloat16"] = "off"
+    channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch")
+
+
+class Watch(Part):
+    """Health while training, and what is kept."""
+
+    every: float = Field(1, gt=0, description="epochs between checks of the watched sub-networks")
+    networks: int = Field(3, ge=0, description="fixed random sub-networks watched beside the smallest and the largest")
+    pictures: int = Field(1024, ge=1, description="the most of the search split to use for a check")
+    conflicts: int = Field(10, ge=0, description="steps between measurements of the conflict of gradients; 0: never")
+    checkpoint_seconds: float = Field(60, ge=0)
+    checkpoint_steps: int | None = Field(None, ge=1, description="also after so many steps")
+    keep: int = Field(3, ge=1, description="checkpoints kept")
+    explode: float = Field(20, gt=1, description="a loss so many times the recent one is an explosion: the step is skipped")
+    patience: int = Field(10, ge=1, description="skipped steps in a row that stop the run")
+
+
+class Recipe(Part):
+    """Everything that a training run depends on, but the pictures."""
+
+    name: str
+    about: str = ""
+    space: str | dict[str, Any] = Field(description="a published space, a file, or the space itself in the form of space.json")
+    narrow: dict[str, Any] = Field(default_factory=dict, description="keep only these values of choices")
+    img_size: int | None = Field(None, description="input size, where the space does not search it")
+    sharing: Literal["ordinal", "bilateral", "cyclic"] = "ordinal"
+    seed: int = 0
+    data: Data = Data()
+    mix: Mix = Mix()
+    sampling: Sampling = Sampling()
+    loss: Loss = Loss()
+    gradients: Gradients = Gradients()
+    optimizer: Optimizer = Optimizer()
+    train: Train
+    start: Start = Start()
+    watch: Watch = Watch()

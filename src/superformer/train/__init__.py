@@ -1,0 +1,1 @@
+"""Training a supernet: which sub-networks each step, losses, gradient rules, the loop, checkpoints."""
