@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
+from superformer.official.family import Rules, rename
 from superformer.space.arch import Arch, StageArch, Values
 
 PLAIN = ("ResNet", "Sequential", "Bottleneck", "Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "Identity", "Linear", "DropPath")
 POOL = ("SelectAdaptivePool2d", "AdaptiveAvgPool2d", "Flatten")
-NAMES = (
+NAMES: Rules = (
     (r"^conv1\.", "stem.conv."),
     (r"^bn1\.", "stem.norm."),
     (r"^fc\.", "head."),
@@ -21,6 +21,8 @@ NAMES = (
     (r"\.bn(\d)\.", r".conv\1.norm."),
     (r"\.downsample\.0\.", ".shortcut.conv."),
     (r"\.downsample\.1\.", ".shortcut.norm."),
+    (r"^layer(\d)\.0\.", lambda m: f"stages.{int(m[1]) - 1}.enter."),
+    (r"^layer(\d)\.(\d+)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.{int(m[2]) - 1}."),
 )
 
 
@@ -38,16 +40,7 @@ def arch(model: Any) -> Arch:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     """Its tensors under our names."""
-    return {_name(name): tensor for name, tensor in model.state_dict().items()}
-
-
-def _name(name: str) -> str:
-    for pattern, ours in NAMES:
-        name = re.sub(pattern, ours, name)
-    if found := re.match(r"layer(\d)\.(\d+)\.(.*)", name):
-        stage, block, rest = found.groups()
-        return f"stages.{int(stage) - 1}.{'enter' if block == '0' else f'blocks.{int(block) - 1}'}.{rest}"
-    return name
+    return rename(model.state_dict(), NAMES)
 
 
 def _check(model: Any) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch import Tensor
 
 from superformer.errors import SuperformerError
 from superformer.families.twins import OPTIONS, Twins, ratio
+from superformer.official.family import Rules, rename
 from superformer.space.arch import Arch, StageArch, Values
-
-NAMES = (
-    (r"^patch_embeds\.(\d+)\.", r"stages.\1.enter."),
-    (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.enter.peg."),
-    (r"^blocks\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2.op."),
-)
 
 
 def _type(block: Any) -> str:
@@ -49,12 +43,9 @@ def _stage(index: int, model: Any) -> StageArch:
 
 def state(model: Any) -> dict[str, Tensor]:
     """The tensors of a timm Twins by the names they have here."""
-    found = {}
-    for name, tensor in model.state_dict().items():
-        here = name
-        for pattern, into in NAMES:
-            here = re.sub(pattern, into, here)
-        if match := re.match(r"^blocks\.(\d+)\.(\d+)\.", name):
-            here = here.replace(".op.", f".op.{_type(model.blocks[int(match[1])][int(match[2])])}.", 1)
-        found[here] = tensor
-    return found
+    rules: Rules = (
+        (r"^patch_embeds\.(\d+)\.", r"stages.\1.enter."),
+        (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.enter.peg."),
+        (r"^blocks\.(\d+)\.(\d+)\.", lambda m: f"stages.{m[1]}.blocks.{m[2]}.op.{_type(model.blocks[int(m[1])][int(m[2])])}."),
+    )
+    return rename(model.state_dict(), rules)
