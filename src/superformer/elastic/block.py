@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -33,7 +34,7 @@ class Mlp(nn.Module):
         return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
 
 
-class Cell(nn.Module):
+class Cell(nn.Module, abc.ABC):
     """One block of a stage, of any family. It runs in ``phases``: of several sub-networks in a batch all run the first, then all the
     second, so that the weights they share stay in the cache."""
 
@@ -43,17 +44,22 @@ class Cell(nn.Module):
         """The widths of this block's own axes."""
         return {}
 
+    @abc.abstractmethod
     def phases(self) -> Sequence[Phase]:
-        raise NotImplementedError
+        """What it computes, step by step."""
 
     def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         for phase in self.phases():
             x = phase(x, view, step, at)
         return x
 
+    @abc.abstractmethod
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         """MACs and parameters on so many tokens, the patches among them in rows and columns."""
-        raise NotImplementedError
+
+    def dropped(self, y: Tensor) -> Tensor:
+        """A branch of this block with stochastic depth."""
+        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
 
 
 Phase = Callable[[Tensor, View, Step, Pass], Tensor]
@@ -98,7 +104,7 @@ class Block(Cell):
         y = view[self.embed].keep(y)
         if step.gate is not None:
             y = y * step.gate
-        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
+        return self.dropped(y)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths)

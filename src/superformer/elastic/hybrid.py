@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.drop import drop_path
 from torch import Tensor, nn
 
 from superformer.elastic.attend import unpack
@@ -140,7 +139,7 @@ class MBConvCell(Cell):
 
     def _run(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         y: Tensor = self.conv(x, view)
-        return x + drop_path(y - x, self.drop_path, self.training) if self.drop_path and self.training else y
+        return x + self.dropped(y - x) if self.drop_path and self.training else y
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         return self.conv.cost(widths, tokens, tokens)
@@ -275,7 +274,7 @@ class TransformerCell(Cell):
 
     def _add(self, x: Tensor, y: Tensor, name: str, view: View) -> Tensor:
         y = y * self._scale(name, view)
-        return x + (drop_path(y, self.drop_path, self.training) if self.drop_path else y)
+        return x + self.dropped(y)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         channels, heads = width(self.axes.width, widths), width(self.axes.heads, widths)

@@ -6,6 +6,7 @@ uses, the slice an extracted network gets, and the number of parameters.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +33,7 @@ def width(dim: Dim, widths: Widths) -> Count:
     return 1 if dim.kind == "private" and dim in widths else widths.get(dim, dim.size)
 
 
-class Elastic(nn.Module):
+class Elastic(nn.Module, abc.ABC):
     """A layer that owns tensors; ``dims`` says on which axes each of them lies."""
 
     dims: dict[str, tuple[Dim, ...]]
@@ -48,9 +49,9 @@ class Elastic(nn.Module):
     def params(self, widths: Widths) -> Count:
         return sum(math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters)
 
+    @abc.abstractmethod
     def reset(self, generator: torch.Generator) -> None:
         """Fill with initial values."""
-        raise NotImplementedError
 
 
 class Linear(Elastic, nn.Linear):
@@ -174,12 +175,12 @@ class Table(Elastic):
             nn.init.constant_(self.weight, self.fill)
 
 
-class Optional(nn.Module):
+class Optional(nn.Module, abc.ABC):
     """A module some of whose parts not every sub-network has."""
 
+    @abc.abstractmethod
     def unused(self, view: View) -> tuple[str, ...]:
         """The names of the parts that a sub-network does without."""
-        raise NotImplementedError
 
 
 class PerChoice(nn.ModuleDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,7 @@ def at_size(net: Network, img_size: int) -> Network:
     return load(out, dict(net.state_dict()), own.family)
 
 
-class Family:
+class Family(abc.ABC):
     """One family of released weights."""
 
     head: str
@@ -82,23 +83,25 @@ class Family:
     def settings(self, state: State) -> dict[str, Any]:
         return {}
 
+    @abc.abstractmethod
     def arch(self, official: Any) -> Arch:
-        raise NotImplementedError
+        """An architecture from its authors' form."""
 
+    @abc.abstractmethod
     def is_supernet(self, arch: Arch, state: State) -> bool:
-        raise NotImplementedError
+        """Whether these weights are a supernet's, not those of this stand-alone network."""
 
+    @abc.abstractmethod
     def space(self, state: State) -> Space:
         """The space of a supernet with these weights."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
         """Our names for a stand-alone network's tensors."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
         """Our names for a supernet's tensors."""
-        raise NotImplementedError
 
 
 def rename(state: State, rules: Rules) -> dict[str, Tensor]:

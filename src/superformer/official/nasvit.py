@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from superformer.errors import SuperformerError
 from superformer.official.family import Family, Rules, State, rename
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -65,6 +66,9 @@ class NasVit(Family):
 
     def space(self, state: State) -> Space:
         return published_space("nasvit-released")
+
+    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
+        raise SuperformerError("NASViT's authors released a supernet and no stand-alone network; take the network out of the supernet")
 
     def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
         where: dict[int, str] = {}
