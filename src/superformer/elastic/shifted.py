@@ -20,17 +20,10 @@ from superformer.elastic.block import Block, Mlp
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import PerChoice, Table, Widths, width
 from superformer.elastic.pass_ import Pass, Step
-from superformer.elastic.windows import cut, join, pad, padded
+from superformer.elastic.windows import cut, halved, join, pad, padded
 
 FAR = -100.0
 """Added to the logits of tokens that are neighbours in a moved window only: Swin's number, with which released weights were trained."""
-
-
-def halved(grid: tuple[Count, Count], times: int) -> tuple[Count, Count]:
-    """The grid after so many patch mergings; odd sides are rounded up."""
-    for _ in range(times):
-        grid = (grid[0] + 1) // 2, (grid[1] + 1) // 2
-    return grid
 
 
 @dataclass(frozen=True)

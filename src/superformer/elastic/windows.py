@@ -17,6 +17,13 @@ from torch.autograd.function import once_differentiable
 from superformer.elastic.count import Count
 
 
+def halved(grid: tuple[Count, Count], times: int = 1) -> tuple[Count, Count]:
+    """Rows and columns of a map after so many halvings; odd ones are rounded up."""
+    for _ in range(times):
+        grid = (grid[0] + 1) // 2, (grid[1] + 1) // 2
+    return grid
+
+
 def padded(length: Count, side: int) -> Count:
     """The next multiple of a window's side."""
     return -(-length // side) * side

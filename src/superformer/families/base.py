@@ -12,6 +12,7 @@ The architecture is an argument of every call and never a state of the network.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from superformer.elastic.axis import EMPTY, Axis, View, masked
 from superformer.elastic.block import Cell
-from superformer.elastic.count import Cost, Count
+from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.gradients import recycle
 from superformer.elastic.layers import Elastic
 from superformer.elastic.pass_ import Part, Pass, Step
@@ -76,17 +77,17 @@ class Network(TimmApi, nn.Module):
 
     # --- what a family defines ---
 
+    @abc.abstractmethod
     def build(self) -> None:
         """Make the modules for ``self.space``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
         """The widths of the axes that network-wide and stage-wide choices set. Of one architecture the stages also tell their ``depth``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
         """Rows and columns of tokens that a picture of this size becomes."""
-        raise NotImplementedError
 
     def canvas(self, values: Mapping[str, Count], size: tuple[Count, Count]) -> tuple[Count, Count]:
         """The size at which pictures of this size run; other than their own in families that resize them."""
@@ -96,39 +97,59 @@ class Network(TimmApi, nn.Module):
         """What is the same for all architectures, done once for the whole batch."""
         return x
 
+    @abc.abstractmethod
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         """The picture (or what `shared` made of it) as tokens."""
-        raise NotImplementedError
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         """What lies between the stages."""
         return x
 
+    @abc.abstractmethod
     def finish(self, x: Tensor, at: Pass) -> Tensor:
         """The final norm."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def pool(self, x: Tensor) -> Tensor:
         """One vector a picture."""
-        raise NotImplementedError
+
+    def classify(self, x: Tensor, at: Pass) -> Any:
+        """Tokens to logits; a family may take words of its own (``patches`` of vit_res)."""
+        pooled = self.pool(x)
+        return self.head(pooled, at.view) if self.head is not None else pooled
 
     def mask_group(self, arch: Arch) -> object:
         """Architectures of one group can run in one masked pass."""
         return arch.resolution
 
+    @abc.abstractmethod
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
         """The stem, or what leads into a later stage, for pictures of this size."""
-        raise NotImplementedError
 
     def block_cost(
         self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
     ) -> Cost:
         """One block."""
-        raise NotImplementedError
+        rows, cols = self.cost_grid(stage, values, size)
+        return self.stage(stage).block(position).cost(widths, values, rows * cols + self.prefix_tokens(stage), (rows, cols))
 
+    @abc.abstractmethod
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
         """The final norm and the classifier."""
-        raise NotImplementedError
+
+    # --- what it may use for that ---
+
+    def option(self, name: str) -> Any:
+        """An option of the space, or its default."""
+        return self.schema.option(self.space.options, name)
+
+    def cost_grid(self, stage: int, values: Mapping[str, Count], size: tuple[Count, Count]) -> tuple[Count, Count]:
+        """Rows and columns of a stage's tokens for pictures of this size."""
+        return self.stage_grid(stage, self.grid(values, *size))
+
+    def head_cost(self, widths: Mapping[Axis, Count]) -> Cost:
+        """The classifier, if there is one."""
+        return self.head.cost(widths, 1) if self.head is not None else NOTHING
 
     # --- planning a pass ---
 
@@ -291,10 +312,6 @@ class Network(TimmApi, nn.Module):
                         tokens[k] = phase(tokens[k], plans[k].view, step, plans[k])
         return [self.finish(x, at) for x, at in zip(tokens, plans, strict=True)]
 
-    def classify(self, x: Tensor, at: Pass) -> Any:
-        """Tokens to logits; a family may take words of its own (``patches`` of vit_res)."""
-        raise NotImplementedError
-
     @staticmethod
     def _merge(outs: list[Any]) -> Any:
         if len(outs) == 1:
@@ -327,11 +344,15 @@ class Network(TimmApi, nn.Module):
         for p in self.parameters():
             recycle(p)
 
+    def cells(self) -> list[Cell]:
+        """Everything with a residual branch that stochastic depth may leave out, first to last."""
+        return [self.stage(i).block(p) for i, stage in enumerate(self.space.stages) for p in range(stage.positions)]
+
     def set_drop_path(self, rate: float) -> Self:
         """Stochastic depth: from 0 at the first position to ``rate`` at the last."""
-        blocks = [self.stage(i).block(p) for i, stage in enumerate(self.space.stages) for p in range(stage.positions)]
-        for k, block in enumerate(blocks):
-            block.drop_path = rate * k / max(len(blocks) - 1, 1)
+        cells = self.cells()
+        for k, cell in enumerate(cells):
+            cell.drop_path = rate * k / max(len(cells) - 1, 1)
         return self
 
     def extract(self, arch: Arch, side: str = "left", **settings: Any) -> Self:

@@ -27,10 +27,11 @@ from torch import Tensor
 from superformer.elastic.axis import Axis, fixed
 from superformer.elastic.block import Cell
 from superformer.elastic.conv import BatchNorm, MapConv, kernel_axis
-from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.hybrid import MBConv, MBConvCell, TransformerAxes, TransformerCell, divisible
 from superformer.elastic.layers import Linear
 from superformer.elastic.pass_ import Pass
+from superformer.elastic.windows import halved
 from superformer.families.base import Network, StageModule
 from superformer.families.schema import Schema
 from superformer.space import Space
@@ -119,9 +120,6 @@ class NasVit(Network):
     feature_level = "stage"
     alike = True
     any_size = True
-
-    def option(self, name: str) -> Any:
-        return self.schema.option(self.space.options, name)
 
     @staticmethod
     def map_sizes(resolution: Count, strides: str) -> list[Count]:
@@ -231,7 +229,7 @@ class NasVit(Network):
         return (values["resolution"], values["resolution"]) if self.option("resize") else size
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        return (height + 1) // 2, (width + 1) // 2
+        return halved((height, width))
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         size = at.arch.resolution
@@ -275,14 +273,7 @@ class NasVit(Network):
         return self.head_axis.size
 
     def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
-        strides = self.option("strides")[: stage + 1]
-        rows, cols = grid
-        for stride in strides:
-            rows, cols = ((rows + 1) // 2, (cols + 1) // 2) if stride == "2" else (rows, cols)
-        return rows, cols
-
-    def prefix_tokens(self, stage: int) -> int:
-        return 0
+        return halved(grid, self.option("strides")[: stage + 1].count("2"))
 
     def feature_width(self, arch: Arch, stage: int) -> int:
         return arch.stages[stage].choices.int("width")
@@ -297,25 +288,16 @@ class NasVit(Network):
 
     # --- cost ---
 
-    def _cost_grid(self, stage: int, size: tuple[Count, Count]) -> tuple[Count, Count]:
-        return self.stage_grid(stage, self.grid({}, *size))
-
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        before = self.grid({}, *size) if stage == 0 else self._cost_grid(stage - 1, size)
+        before, after = (math.prod(self.cost_grid(i, values, size)) for i in (stage - 1, stage))  # stage -1: after the stem
         opening = self.stage(stage).enter
         assert isinstance(opening, MBConv)
-        cost = opening.cost(widths, before[0] * before[1], math.prod(self._cost_grid(stage, size)))
+        cost = opening.cost(widths, before, after)
         if stage == 0:
-            cost += self.stem.cost(widths, before[0] * before[1]) + self.stem_norm.cost(widths)
+            cost += self.stem.cost(widths, before) + self.stem_norm.cost(widths)
         return cost
 
-    def block_cost(
-        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
-        grid = self._cost_grid(stage, size)
-        return self.stage(stage).block(position).cost(widths, values, grid[0] * grid[1], grid)
-
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        rows, cols = self._cost_grid(len(self.stages) - 1, size)
+        rows, cols = self.cost_grid(len(self.stages) - 1, values, size)
         cost = self.final.cost(widths, rows * cols) + self.final_norm.cost(widths) + self.mix.cost(widths, 1)
-        return cost + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        return cost + self.head_cost(widths)

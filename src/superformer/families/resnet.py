@@ -14,24 +14,23 @@ Maps are (batch, rows, columns, channels).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
-from timm.layers.drop import drop_path
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.block import Cell, Phase
 from superformer.elastic.conv import BatchNorm, MapConv
-from superformer.elastic.count import NOTHING, Cost, Count
-from superformer.elastic.layers import Linear, Widths
+from superformer.elastic.count import Cost, Count
+from superformer.elastic.layers import Widths
 from superformer.elastic.pass_ import Pass, Step
-from superformer.families.base import Network, StageModule
+from superformer.elastic.windows import halved
+from superformer.families.base import StageModule
+from superformer.families.pyramid import Pyramid
 from superformer.families.schema import Schema
-from superformer.families.vit_res import halved
-from superformer.space.arch import Arch
 
 
 class ConvNorm(nn.Module):
@@ -70,9 +69,7 @@ class Bottleneck(Cell):
 
     def transform(self, x: Tensor, view: View, step: Step | None = None, at: Pass | None = None) -> Tensor:
         y = F.relu(self.conv1(x, view))
-        y = self.conv3(F.relu(self.conv2(y, view)), view)
-        if self.drop_path:
-            y = drop_path(y, self.drop_path, self.training)
+        y = self.dropped(self.conv3(F.relu(self.conv2(y, view)), view))
         if self.shortcut is not None:
             s = self.stride  # one copy, and the projection is one matrix product there and back
             x = self.shortcut(x if s == 1 else x[:, ::s, ::s].contiguous(), view)
@@ -87,7 +84,7 @@ class Bottleneck(Cell):
         return cost if self.shortcut is None else cost + self.shortcut.cost(widths, after)
 
 
-class ResNet(Network):
+class ResNet(Pyramid):
     """A ResNet of bottlenecks (see the module)."""
 
     schema = Schema(
@@ -97,13 +94,12 @@ class ResNet(Network):
         block=frozenset({"mid1", "mid2"}),
         entry=frozenset({"entry1", "entry2"}),
     )
-    feature_level = "stage"
+    patch = 4
     any_size = True
 
     def build(self) -> None:
         space = self.space
         self.base = Axis("stem", space.widths("stem"))
-        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
         self.stem = ConvNorm(fixed("picture", self.in_chans), self.base, 7, 2)
         for i, (inp, stage) in enumerate(zip([self.base, *self.widths], space.stages, strict=False)):
             entry = Bottleneck(self.widths[i], (space.widths("entry1", i), space.widths("entry2", i)), inp, 2 if i else 1)
@@ -111,31 +107,24 @@ class ResNet(Network):
             self.stages.append(StageModule([Bottleneck(self.widths[i], mid) for mid in mids], entry))
         self.head = self.new_head(self.num_classes)
 
-    def new_head(self, num_classes: int) -> Linear | None:
-        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
-
     def entry(self, stage: int) -> Bottleneck:
         found = self.stage(stage).enter
         assert isinstance(found, Bottleneck)
         return found
 
     def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
-        widths: dict[Axis, Count] = {self.base: choices["stem"]}
+        widths = {self.base: choices["stem"], **super().bind(choices, stages)}
         for i, values in enumerate(stages):
-            widths[self.widths[i]] = values["width"]
             widths |= self.entry(i).bind({"mid1": values["entry1"], "mid2": values["entry2"]})
         return widths
 
-    def set_drop_path(self, rate: float) -> Self:
-        cells = [cell for i in range(len(self.stages)) for cell in (self.entry(i), *self.stage(i).blocks)]
-        for k, cell in enumerate(cells):
-            cell.drop_path = rate * k / max(len(cells) - 1, 1)
-        return self
+    def cells(self) -> list[Cell]:
+        return [cell for i, s in enumerate(self.space.stages) for cell in (self.entry(i), *map(self.stage(i).block, range(s.positions)))]
 
     # --- the pass ---
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        return halved(halved((height, width)))
+        return halved((height, width), 2)
 
     def shared(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)
@@ -153,41 +142,12 @@ class ResNet(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x.mean((1, 2))
 
-    def classify(self, x: Tensor, at: Pass) -> Tensor:
-        pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled
-
-    # --- timm ---
-
-    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
-        for _ in range(stage):
-            grid = halved(grid)
-        return grid
-
-    def prefix_tokens(self, stage: int) -> int:
-        return 0
-
-    def feature_width(self, arch: Arch, stage: int) -> int:
-        return arch.stages[stage].choices.int("width")
-
-    def reduction(self, arch: Arch, stage: int) -> int:
-        return int(4 * 2**stage)
-
     # --- cost ---
 
-    def _positions(self, stage: int, size: tuple[Count, Count]) -> Count:
-        rows, cols = self.stage_grid(stage, self.grid({}, *size))
-        return rows * cols
-
     def enter_cost(self, stage: int, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        cost = self.entry(stage).strided_cost(widths, self._positions(max(stage - 1, 0), size), self._positions(stage, size))
-        if stage:
-            return cost
-        rows, cols = halved(size)
-        return cost + self.stem.cost(widths, rows * cols)
-
-    def block_cost(self, stage: int, position: int, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        return self.stage(stage).block(position).cost(widths, values, self._positions(stage, size), (0, 0))
+        before, after = (math.prod(self.cost_grid(i, values, size)) for i in (max(stage - 1, 0), stage))
+        cost = self.entry(stage).strided_cost(widths, before, after)
+        return cost if stage else cost + self.stem.cost(widths, math.prod(halved(size)))
 
     def exit_cost(self, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        return self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING
+        return self.head_cost(widths)

@@ -10,25 +10,24 @@ picture sizes windows stay as they are, but never exceed the map.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Packed, fixed
 from superformer.elastic.block import Mlp
-from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Widths
 from superformer.elastic.pass_ import Pass
-from superformer.elastic.shifted import WindowAttention, WindowBlock, halved
-from superformer.errors import SuperformerError
-from superformer.families.base import Network, StageModule
-from superformer.families.rules import undivided_heads
+from superformer.elastic.shifted import WindowAttention, WindowBlock
+from superformer.elastic.windows import halved
+from superformer.families.base import StageModule
+from superformer.families.pyramid import Pyramid
+from superformer.families.rules import undivided_heads, undivided_pictures
 from superformer.families.schema import Schema
 from superformer.space import Space
-from superformer.space.arch import Arch
 
 PATCH = 4
 """Pixels of a patch in a row."""
@@ -39,9 +38,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def rules(space: Space) -> Iterable[str]:
-    for resolution in space.widths("resolution"):
-        if resolution % PATCH:
-            yield f"a picture of {resolution} pixels does not divide into patches of {PATCH}"
+    yield from undivided_pictures(space, PATCH)
     smallest = space.widths("resolution")[0]
     for i, stage in enumerate(space.stages):
         side = halved((smallest // PATCH, smallest // PATCH), i)[0]
@@ -112,7 +109,7 @@ class PatchMerging(nn.Module):
         return self.norm.cost(widths) + self.reduction.cost(widths, tokens)
 
 
-class Swin(Network):
+class Swin(Pyramid):
     """A Swin transformer (see the module)."""
 
     schema = Schema(
@@ -123,11 +120,10 @@ class Swin(Network):
         options=OPTIONS,
         rules=rules,
     )
-    feature_level = "stage"
+    patch = PATCH
 
     def build(self) -> None:
-        space, self.eps = self.space, float(self.schema.option(self.space.options, "eps"))
-        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
+        space, self.eps = self.space, float(self.option("eps"))
         self.stem = Stem(fixed("pixels", self.in_chans), self.widths[0], self.eps)
         for i, stage in enumerate(space.stages):
             enter = PatchMerging(self.widths[i - 1], self.widths[i], self.eps) if i else None
@@ -142,20 +138,7 @@ class Swin(Network):
         attn = WindowAttention(width, inner, heads, space.widths("window", stage, position), stage)
         return WindowBlock(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.eps)
 
-    def new_head(self, num_classes: int) -> Linear | None:
-        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
-
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
-        return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
-
     # --- the pass ---
-
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        if np.any(height % PATCH) or np.any(width % PATCH):
-            raise SuperformerError(
-                f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple"
-            )
-        return height // PATCH, width // PATCH
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         out: Tensor = self.stem(x, at)
@@ -175,36 +158,12 @@ class Swin(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
-    def classify(self, x: Tensor, at: Pass) -> Tensor:
-        pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled
-
-    # --- timm ---
-
-    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
-        return halved(grid, stage)
-
-    def prefix_tokens(self, stage: int) -> int:
-        return 0
-
-    def feature_width(self, arch: Arch, stage: int) -> int:
-        return arch.stages[stage].choices.int("width")
-
-    def reduction(self, arch: Arch, stage: int) -> int:
-        return int(PATCH * 2**stage)
-
     # --- cost ---
 
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        rows, cols = halved(self.grid(values, *size), stage)
+        rows, cols = self.cost_grid(stage, values, size)
         merging = self.stage(stage).enter
         return (merging if isinstance(merging, PatchMerging) else self.stem).cost(widths, rows * cols)
 
-    def block_cost(
-        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
-        rows, cols = halved(self.grid(values, *size), stage)
-        return self.stage(stage).block(position).cost(widths, values, rows * cols, (rows, cols))
-
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        return self.norm.cost(widths) + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        return self.norm.cost(widths) + self.head_cost(widths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,14 +14,14 @@ from superformer.errors import SuperformerError
 from superformer.space.arch import Arch
 
 if TYPE_CHECKING:
-    from superformer.elastic.layers import Elastic
+    from superformer.elastic.layers import Linear
     from superformer.elastic.pass_ import Pass
     from superformer.space import Space
 
 OutIndices = int | list[int] | tuple[int, ...] | None
 
 
-class TimmApi:
+class TimmApi(abc.ABC):
     """The interface of timm's models. On a supernet every method takes an ``arch``; a stand-alone network needs none."""
 
     feature_level: ClassVar[str] = "block"
@@ -30,7 +31,7 @@ class TimmApi:
 
     space: Space
     num_classes: int
-    head: Elastic | None
+    head: Linear | None
     _own: Arch | None
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
@@ -43,11 +44,26 @@ class TimmApi:
         def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None) -> Tensor: ...
         def finish(self, x: Tensor, at: Pass) -> Tensor: ...
         def pool(self, x: Tensor) -> Tensor: ...
-        def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]: ...
-        def prefix_tokens(self, stage: int) -> int: ...
-        def feature_width(self, arch: Arch, stage: int) -> int: ...
-        def reduction(self, arch: Arch, stage: int) -> int: ...
-        def new_head(self, num_classes: int) -> Elastic | None: ...
+
+    @abc.abstractmethod
+    def new_head(self, num_classes: int) -> Linear | None:
+        """A classifier for so many classes, None for 0."""
+
+    @abc.abstractmethod
+    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of a stage's tokens, where the picture became this grid."""
+
+    @abc.abstractmethod
+    def feature_width(self, arch: Arch, stage: int) -> int:
+        """Channels of a stage's tokens."""
+
+    @abc.abstractmethod
+    def reduction(self, arch: Arch, stage: int) -> int:
+        """Pixels in a row that a token of a stage stands for."""
+
+    def prefix_tokens(self, stage: int) -> int:
+        """How many tokens of a stage come before the patches: its class token."""
+        return 0
 
     @property
     def num_features(self) -> int:

@@ -20,22 +20,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from timm.layers.drop import drop_path
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.block import Cell, Mlp, Phase
 from superformer.elastic.conv import MapConv
-from superformer.elastic.count import NOTHING, Cost, Count
-from superformer.elastic.layers import LayerNorm, Linear, PerChoice, Widths
+from superformer.elastic.count import Cost, Count
+from superformer.elastic.layers import LayerNorm, PerChoice, Widths
 from superformer.elastic.pass_ import Pass, Step
 from superformer.elastic.spatial import NORM_EPS, GlobalAttention, LocalAttention, PatchConv
-from superformer.errors import SuperformerError
-from superformer.families.base import Network, StageModule
-from superformer.families.rules import undivided_heads
+from superformer.families.base import StageModule
+from superformer.families.pyramid import Pyramid
+from superformer.families.rules import undivided_heads, undivided_pictures
 from superformer.families.schema import Schema
 from superformer.space import Space
-from superformer.space.arch import Arch
 
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
@@ -66,9 +64,8 @@ def rules(space: Space) -> Iterable[str]:
             if wrong := [t for t in types(space, i, p) if t not in TYPES]:
                 yield f"a block is local or global, not {wrong[0]!r} (stage {i}, block {p})"
     yield from undivided_heads(space)
+    yield from undivided_pictures(space, patch)
     for resolution in space.widths("resolution"):
-        if resolution % patch:
-            yield f"a picture of {resolution} pixels does not divide into patches of {patch}"
         for i, stage in enumerate(space.stages):
             side, uses = resolution // patch >> i, any("global" in types(space, i, p) for p in range(stage.positions))
             if side < (ratio(sr, i) if uses else 1):
@@ -127,16 +124,13 @@ class TwinsBlock(Cell):
     def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         """The first half: the attention branch."""
         op = self.operation(step.values)
-        return x + self._dropped(op.attn(op.norm1(x, view), view, step.values.int("heads")))
+        return x + self.dropped(op.attn(op.norm1(x, view), view, step.values.int("heads")))
 
     def transform(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
         """The second half: the MLP branch, and the position encoding after the first block."""
         op = self.operation(step.values)
-        x = x + self._dropped(op.mlp(op.norm2(x, view), view))
+        x = x + self.dropped(op.mlp(op.norm2(x, view), view))
         return self._entry[0].positions(x, view) if step is at.stages[self.stage][0] else x
-
-    def _dropped(self, y: Tensor) -> Tensor:
-        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         operations = {name: self.operation({"type": name}) for name in self.op}
@@ -149,7 +143,7 @@ class TwinsBlock(Cell):
         return attn + op.norm1.cost(widths) + op.norm2.cost(widths) + op.mlp.cost(widths, tokens)
 
 
-class Twins(Network):
+class Twins(Pyramid):
     """A network of local and global blocks (see the module)."""
 
     schema = Schema(
@@ -161,17 +155,16 @@ class Twins(Network):
         weights={"type": ("block", "attention")},
         rules=rules,
     )
-    feature_level = "stage"
 
-    def option(self, name: str) -> int:
-        return int(self.schema.option(self.space.options, name))
+    @property
+    def patch(self) -> int:
+        return int(self.option("patch"))
 
     def build(self) -> None:
         space = self.space
-        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
         before = fixed("pixels", self.in_chans)
         for i, stage in enumerate(space.stages):
-            entry = Embedding(before, self.widths[i], 2 if i else self.option("patch"))
+            entry = Embedding(before, self.widths[i], 2 if i else self.patch)
             self.stages.append(StageModule([self._block(i, p, entry) for p in range(stage.positions)], entry))
             before = self.widths[i]
         self.norm = LayerNorm(self.widths[-1], EPS)
@@ -194,26 +187,12 @@ class Twins(Network):
                 operations[name] = Operation(LayerNorm(embed, EPS), attn, LayerNorm(embed, EPS), Mlp(embed, hidden))
         return TwinsBlock(operations, stage, entry)
 
-    def new_head(self, num_classes: int) -> Linear | None:
-        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
-
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
-        return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
-
     def entry(self, stage: int) -> Embedding:
         found = self.stage(stage).enter
         assert isinstance(found, Embedding)
         return found
 
     # --- the pass ---
-
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        patch = self.option("patch")
-        if np.any(height % patch) or np.any(width % patch):
-            raise SuperformerError(
-                f"a picture of {height} x {width} pixels does not divide into patches of {patch}; resize it to a multiple"
-            )
-        return height // patch, width // patch
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         return x.permute(0, 2, 3, 1)
@@ -230,23 +209,11 @@ class Twins(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
-    def classify(self, x: Tensor, at: Pass) -> Tensor:
-        pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled
-
     # --- timm ---
 
-    def stage_grid(self, stage: int, grid: tuple[Any, Any]) -> tuple[Any, Any]:
+    def stage_grid(self, stage: int, grid: tuple[Count, Count]) -> tuple[Count, Count]:
+        """A patch embedding leaves out what is less than a patch."""
         return grid[0] // 2**stage, grid[1] // 2**stage
-
-    def prefix_tokens(self, stage: int) -> int:
-        return 0
-
-    def feature_width(self, arch: Arch, stage: int) -> int:
-        return arch.stages[stage].choices.int("width")
-
-    def reduction(self, arch: Arch, stage: int) -> int:
-        return int(self.option("patch") * 2**stage)
 
     def no_weight_decay(self) -> set[str]:
         """The position encodings, as in Twins-SVT."""
@@ -255,14 +222,8 @@ class Twins(Network):
     # --- cost ---
 
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        rows, cols = self.stage_grid(stage, self.grid(values, *size))
+        rows, cols = self.cost_grid(stage, values, size)
         return self.entry(stage).cost(widths, rows * cols)
 
-    def block_cost(
-        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
-        rows, cols = self.stage_grid(stage, self.grid(values, *size))
-        return self.stage(stage).block(position).cost(widths, values, rows * cols, (rows, cols))
-
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        return self.norm.cost(widths) + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        return self.norm.cost(widths) + self.head_cost(widths)

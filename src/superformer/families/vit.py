@@ -21,10 +21,10 @@ from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
 from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
-from superformer.errors import SuperformerError
 from superformer.families.base import Network, StageModule
+from superformer.families.rules import free_heads, in_patches, many_resolutions, undivided_heads, undivided_pictures
 from superformer.families.schema import Schema
-from superformer.space import Space, Times
+from superformer.space import Space
 from superformer.space.arch import Arch
 
 OPTIONS: dict[str, Any] = {
@@ -54,22 +54,11 @@ def rules(space: Space) -> Iterable[str]:
         yield f"scale must be head, embed or a number, not {scale!r}"
     if option("class_attention") and (option("rel_pos") or option("pool") != "cls"):
         yield "class attention goes with pool=cls and without relative positions"
-    if len(space.widths("resolution")) > 1:
-        yield "position tables belong to one input size: a space of this family has one resolution"
-    for resolution in space.widths("resolution"):
-        for patch in space.widths("patch_size"):
-            if patch < 1 or resolution % patch:
-                yield f"a picture of {resolution} pixels does not divide into patches of {patch}"
-    for i, stage in enumerate(space.stages):
-        for p, block in enumerate(stage.blocks):
-            if isinstance(block["attn"], Times) and block["attn"].of == "heads":
-                continue
-            heads = space.widths("heads", i, p)
-            for attn in space.widths("attn", i, p):
-                if bad := [h for h in heads if attn % h]:
-                    yield f"an attention width of {attn} does not divide into {bad[0]} heads (stage {i}, block {p})"
-            if option("rel_pos") and len({a // h for a in space.widths("attn", i, p) for h in heads}) > 1:
-                yield "relative positions need heads of one width: write attn=times(head_width, of='heads')"
+    yield from many_resolutions(space)
+    yield from undivided_pictures(space, *space.widths("patch_size"))
+    yield from undivided_heads(space)
+    if option("rel_pos") and any(len({a // h for a in widths for h in heads}) > 1 for _, _, widths, heads in free_heads(space)):
+        yield "relative positions need heads of one width: write attn=times(head_width, of='heads')"
 
 
 class Stem(nn.Module):
@@ -101,7 +90,7 @@ class Vit(Network):
     maskable = True
 
     def option(self, name: str) -> Any:
-        return self.schema.option(self.space.options, name) or None
+        return super().option(name) or None
 
     def build(self) -> None:
         space = self.space
@@ -138,12 +127,7 @@ class Vit(Network):
     # --- the pass ---
 
     def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        patch = values["patch_size"]
-        if np.any(height % patch) or np.any(width % patch):
-            raise SuperformerError(
-                f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple"
-            )
-        return height // patch, width // patch
+        return in_patches(height, width, values["patch_size"])
 
     def mask_group(self, arch: Arch) -> object:
         return arch.resolution, arch.choices["patch_size"]
@@ -174,10 +158,6 @@ class Vit(Network):
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
 
-    def classify(self, x: Tensor, at: Pass) -> Tensor:
-        pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled
-
     # --- timm ---
 
     def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
@@ -205,12 +185,5 @@ class Vit(Network):
             total += stem.cost(widths, rows * cols).times(np.equal(values["patch_size"], patch).astype(np.int64))
         return total
 
-    def block_cost(
-        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
-        rows, cols = self.grid(values, *size)
-        return self.stage(stage).block(position).cost(widths, values, rows * cols + 1 - (self.prefix_tokens(stage) == 0), (rows, cols))
-
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        cost = self.norm.cost(widths)
-        return cost + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        return self.norm.cost(widths) + self.head_cost(widths)

@@ -8,10 +8,10 @@ a network has it only if it was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,12 +23,15 @@ from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
 from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
+from superformer.elastic.synced import BatchNorm2d
+from superformer.elastic.windows import halved
 from superformer.errors import SuperformerError
-from superformer.families.base import Network, StageModule
+from superformer.families.base import StageModule
+from superformer.families.pyramid import Pyramid
+from superformer.families.rules import many_resolutions, undivided_heads, undivided_pictures
 from superformer.families.schema import Schema
 from superformer.sharing import Sharing
-from superformer.space import Space, Times
-from superformer.space.arch import Arch
+from superformer.space import Space
 
 PATCH = 14
 """Pixels of a patch in a row: 2 (the stem's stride) times 7."""
@@ -41,27 +44,18 @@ OPTIONS: dict[str, Any] = {
 
 
 def rules(space: Space) -> Iterable[str]:
-    if len(space.widths("resolution")) > 1:
-        yield "position tables belong to one input size: a space of this family has one resolution"
-    for resolution in space.widths("resolution"):
-        if resolution % PATCH:
-            yield f"a picture of {resolution} pixels does not divide into patches of {PATCH}"
+    yield from many_resolutions(space)
+    yield from undivided_pictures(space, PATCH)
     for i in range(1, len(space.stages)):
         before, here = space.widths("width", i - 1), space.widths("width", i)
         if VitRes.schema.option(space.options, "residual") and here[0] < before[-1]:
             yield f"residual spatial reduction cannot narrow the tokens: stage {i} may be {here[0]} wide after {before[-1]}"
-    for i, stage in enumerate(space.stages):
-        for p, block in enumerate(stage.blocks):
-            if isinstance(block["attn"], Times) and block["attn"].of == "heads":
-                continue
-            for attn in space.widths("attn", i, p):
-                if bad := [h for h in space.widths("heads", i, p) if attn % h]:
-                    yield f"an attention width of {attn} does not divide into {bad[0]} heads (stage {i}, block {p})"
+    yield from undivided_heads(space)
 
 
 class ConvBnRelu(nn.Sequential):
     def __init__(self, inp: int, out: int, stride: int):
-        super().__init__(nn.Conv2d(inp, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True))
+        super().__init__(nn.Conv2d(inp, out, 3, stride, 1, bias=False), BatchNorm2d(out), nn.ReLU(inplace=True))
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -140,11 +134,7 @@ def _leads(selection: Selection) -> bool:
     return selection.segments[0][0] == 0
 
 
-def halved(grid: tuple[Any, Any]) -> tuple[Any, Any]:
-    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
-
-
-class VitRes(Network):
+class VitRes(Pyramid):
     """A multi-stage vision transformer (see the module)."""
 
     schema = Schema(
@@ -155,8 +145,8 @@ class VitRes(Network):
         options=OPTIONS,
         rules=rules,
     )
+    patch = PATCH
     maskable = True
-    feature_level = "stage"
     training_only = ("patch_head.",)
 
     def __init__(
@@ -165,12 +155,8 @@ class VitRes(Network):
         self.with_patch_head = patch_head
         super().__init__(space, num_classes, sharing, in_chans)
 
-    def option(self, name: str) -> Any:
-        return self.schema.option(self.space.options, name)
-
     def build(self) -> None:
         space, eps = self.space, self.option("eps")
-        self.widths = [Axis(f"width{i}", space.widths("width", i)) for i in range(len(space.stages))]
         side = space.widths("resolution")[-1] // PATCH
         self.stem = ConvStem(self.in_chans, self.option("stem"))
         self.proj = Conv2d(fixed("stem", self.option("stem")), self.widths[0], 7, 7)
@@ -192,20 +178,7 @@ class VitRes(Network):
         attn = Attention(width, inner, space.widths("heads", stage, position))
         return Block(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.option("eps"))
 
-    def new_head(self, num_classes: int) -> Linear | None:
-        return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
-
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
-        return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
-
     # --- the pass ---
-
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
-        if np.any(height % PATCH) or np.any(width % PATCH):
-            raise SuperformerError(
-                f"a picture of {height} x {width} pixels does not divide into patches of {PATCH}; resize it to a multiple"
-            )
-        return height // PATCH, width // PATCH
 
     def shared(self, x: Tensor) -> Tensor:
         out: Tensor = self.stem(x)
@@ -233,8 +206,7 @@ class VitRes(Network):
 
     def classify(self, x: Tensor, at: Pass, patches: bool = False) -> Any:
         """Logits of the picture; with ``patches`` also those of every patch of the last stage, for token labelling."""
-        pooled = self.pool(x)
-        logits = self.head(pooled, at.view) if self.head is not None else pooled
+        logits = super().classify(x, at)
         if not patches:
             return logits
         if self.patch_head is None:
@@ -243,39 +215,19 @@ class VitRes(Network):
 
     # --- timm ---
 
-    def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
-        for _ in range(stage):
-            grid = halved(grid)
-        return grid
-
     def prefix_tokens(self, stage: int) -> int:
         return 1
 
-    def feature_width(self, arch: Arch, stage: int) -> int:
-        return arch.stages[stage].choices.int("width")
-
-    def reduction(self, arch: Arch, stage: int) -> int:
-        return int(PATCH * 2**stage)
-
     # --- cost ---
 
-    def _cost_grid(self, stage: int, size: tuple[Count, Count]) -> tuple[Count, Count]:
-        return self.stage_grid(stage, self.grid({}, *size))
-
     def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        rows, cols = self._cost_grid(stage, size)
+        rows, cols = self.cost_grid(stage, values, size)
         reduction = self.stage(stage).enter
         if isinstance(reduction, SpatialReduction):
             return reduction.cost(widths, rows * cols)
-        cost = self.stem.cost(((size[0] + 1) // 2) * ((size[1] + 1) // 2)) + self.proj.cost(widths, rows * cols)
+        cost = self.stem.cost(math.prod(halved(size))) + self.proj.cost(widths, rows * cols)
         return cost + self.cls_token.cost(widths) + self.pos_embed.cost(widths)
 
-    def block_cost(
-        self, stage: int, position: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
-        rows, cols = self._cost_grid(stage, size)
-        return self.stage(stage).block(position).cost(widths, values, rows * cols + 1, (rows, cols))
-
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
-        cost = self.norm.cost(widths) + (self.head.cost(widths, 1) if isinstance(self.head, Linear) else NOTHING)
+        cost = self.norm.cost(widths) + self.head_cost(widths)
         return cost + (Cost(0, self.patch_head.params(widths)) if self.patch_head is not None else NOTHING)
