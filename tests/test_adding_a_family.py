@@ -11,7 +11,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import superformer as sf
+from superformer.elastic.block import Cell
+from superformer.elastic.layers import Elastic, Optional
 from superformer.families import FAMILIES
+from superformer.families.base import Network
 from superformer.families.schema import Schema
 
 PAGE = Path(__file__).parent.parent / "docs" / "adding-a-family.md"
@@ -50,6 +53,15 @@ def test_limits_json_and_features_follow(page):
     assert {tuple(m.shape[2:]) for m in maps} == {(8, 8)}
     with pytest.raises(sf.SuperformerError, match="does not divide"):
         page.model(torch.zeros(1, 3, 30, 32))
+
+
+def test_a_class_that_forgets_a_method_cannot_be_built(page):
+    forgetful = type("Forgetful", (Network,), {"schema": page.Mix.schema, "build": page.Mix.build, "grid": page.Mix.grid})
+    with pytest.raises(TypeError, match=r"abstract methods .*bind.*embed.*enter_cost.*exit_cost.*feature_width.*finish.*new_head.*pool"):
+        forgetful(page.space)
+    for kind, method in ((Cell, "phases"), (Elastic, "reset"), (Optional, "unused")):
+        with pytest.raises(TypeError, match=f"abstract.*{method}"):
+            kind()
 
 
 def test_a_name_is_given_once(page):
