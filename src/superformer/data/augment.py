@@ -1,0 +1,159 @@
+"""Pictures varied at random for training.
+
+`shift` moves, mirrors and erases whole batches of uint8 squares at once: for small pictures, where timm's transforms would cost more than
+the network. `timm` runs timm's transforms on one whole picture at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from superformer.data.draws import number
+from superformer.data.stores import Pixels
+from superformer.errors import SuperformerError
+from superformer.recipes.settings import Data
+
+AREA = (0.02, 1 / 3)
+ASPECT = 0.3
+"""Of erased boxes: share of the picture, and the flattest box (the tallest is 1 / ASPECT); timm's values."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each global batch that one rank computes: pictures rank, rank + world, ..."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def of(self) -> slice:
+        return slice(self.rank, None, self.world)
+
+
+def normalise(x: Tensor, settings: Data) -> Tensor:
+    """uint8 (n, 3, height, width) as float32 with the mean subtracted and divided by the deviation."""
+    mean, std = (torch.tensor(v).mul(255).view(1, -1, 1, 1) for v in (settings.mean, settings.std))
+    return x.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
+
+
+def check(settings: Data) -> None:
+    """Means and deviations fit RGB."""
+    for name, values in (("mean", settings.mean), ("std", settings.std)):
+        if len(values) not in (1, 3):
+            raise SuperformerError(f"data.{name} has {len(values)} values; pictures are RGB: give 3, or 1 for all")
+    if min(settings.std) <= 0:
+        raise SuperformerError(f"data.std is {settings.std}; every deviation must be above 0")
+
+
+# --- shift ---
+
+
+def shift_batch(squares: Tensor, settings: Data, rng: np.random.Generator, batch: int, share: Share) -> Tensor:
+    """A rank's uint8 squares (n, 3, size, size), moved (black comes in), mirrored, normalised and erased.
+
+    Everything is drawn for the global ``batch``; the rank uses its share, so ranks together compute what one process would.
+    """
+    size = squares.shape[-1]
+    most = round(settings.shift * size)
+    dy, dx = rng.integers(0, 2 * most + 1, (2, batch))
+    flip = rng.random(batch) < settings.mirror
+    x = squares
+    if most:
+        windows = F.pad(squares, (most,) * 4).unfold(2, size, 1).unfold(3, size, 1)
+        which = torch.arange(len(squares))
+        x = windows[which, :, torch.from_numpy(dy[share.of].copy()), torch.from_numpy(dx[share.of].copy())]
+    mirrored = torch.from_numpy(flip[share.of].copy()).view(-1, 1, 1, 1)
+    x = normalise(torch.where(mirrored, x.flip(-1), x) if settings.mirror else x, settings)
+    if settings.erase:
+        _erase(x, settings.erase, rng, batch, share)
+    return x
+
+
+def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, share: Share) -> None:
+    """Random erasing (Zhong et al.) of normalised pictures, in place: a box of noise. timm's boxes, but one that does not fit is cut."""
+    size = x.shape[-1]
+    hit = rng.random(batch) < probability
+    area = rng.uniform(*AREA, batch) * size**2
+    aspect = np.exp(rng.uniform(math.log(ASPECT), -math.log(ASPECT), batch))
+    sides = np.sqrt([area * aspect, area / aspect]).round().astype(np.int64).clip(1, max(size - 1, 1))
+    start = (rng.random((2, batch)) * (size - sides + 1)).astype(np.int64)
+    along = np.arange(size)
+    rows, columns = ((along >= s[:, None]) & (along < (s + n)[:, None]) for s, n in zip(start, sides, strict=True))
+    inside = rows[:, :, None] & columns[:, None, :] & hit[:, None, None]
+    noise = rng.standard_normal((int(inside.sum()), 3), dtype=np.float32)
+    owner = np.nonzero(inside)[0]
+    mine = owner % share.world == share.rank
+    x.permute(0, 2, 3, 1)[torch.from_numpy(inside[share.of].copy())] = torch.from_numpy(noise[mine])
+
+
+# --- timm ---
+
+
+class TimmTransform:
+    """timm's training transforms: random resized crop, mirror, auto-augment or colour jitter, erasing; a picture at a time."""
+
+    def __init__(self, settings: Data, img_size: int):
+        self._run: Callable[[Image.Image], Tensor] = _timm(settings, img_size)
+
+    def __call__(self, picture: Pixels, seed: int, epoch: int, index: int, repeat: int) -> Tensor:
+        """A varied, normalised picture (3, size, size): the same for the same numbers, whoever computes it."""
+        with seeded(number(seed, "augment", epoch, index, repeat)):
+            return self._run(Image.fromarray(picture))
+
+
+def _timm(settings: Data, img_size: int) -> Callable[[Image.Image], Tensor]:
+    from timm.data.transforms_factory import create_transform
+
+    try:
+        made: Callable[[Image.Image], Tensor] = create_transform(
+            img_size,
+            is_training=True,
+            scale=settings.scale,
+            ratio=settings.ratio,
+            hflip=settings.mirror,
+            color_jitter=settings.color_jitter,  # type: ignore[arg-type]  # timm takes None for none
+            auto_augment=settings.randaugment,
+            interpolation=settings.interpolation,
+            mean=_three(settings.mean),
+            std=_three(settings.std),
+            re_prob=settings.erase,
+            re_mode="pixel",
+        )
+    except (AssertionError, KeyError, ValueError, IndexError) as problem:
+        raise SuperformerError(
+            f"timm does not take these transforms ({type(problem).__name__}: {problem}): data.randaugment is {settings.randaugment!r} "
+            f"(such as rand-m9-mstd0.5-inc1), data.interpolation {settings.interpolation!r}"
+        ) from problem
+    return made
+
+
+def _three(values: tuple[float, ...]) -> tuple[float, ...]:
+    return values * 3 if len(values) == 1 else values
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, numpy's and torch's own generators with this seed for a while; what they were before comes back.
+
+    timm's and torchvision's transforms draw from them. Devices' generators are left alone.
+    """
+    python, legacy, torch_ = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.default_generator.set_state(torch_)

@@ -1,0 +1,171 @@
+"""Mixup, CutMix and label smoothing on a batch; ViT-ResNAS's token labelling with patch-wise CutMix and Mixup.
+
+The mathematics are timm's (`timm.data.mixup`, one draw for a batch). Only the partner differs: picture i of a global batch of B is mixed
+with picture (i + B/2) mod B, where timm takes the mirrored one. So a rank, which has every world-th picture, finds the partners of its
+pictures among its own, and ranks together compute what one process would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from superformer.errors import SuperformerError
+from superformer.recipes.settings import Mix
+
+Box = tuple[int, int, int, int]
+"""y0, y1, x0, x1; the ends are outside."""
+
+
+class Draws(Protocol):
+    """What a box needs of a generator."""
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+
+    def integers(self, low: int, high: int) -> int:
+        """Uniform in low .. high - 1."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Soft labels of a batch (n, classes), and of its patches (n, grid x grid, classes), row by row, in token labelling."""
+
+    image: Tensor
+    patches: Tensor | None = None
+
+
+def check(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | None) -> None:
+    """Whether batches can be mixed as asked; ``batch`` is that of all ranks."""
+    on = mix.mixup > 0 or mix.cutmix > 0
+    halves = mix.patches == "halves"
+    if halves and not (mix.mixup > 0 and mix.cutmix > 0):
+        raise SuperformerError(
+            "mix.patches=halves mixes half of each batch by CutMix and half by Mixup: set mix.mixup and mix.cutmix above 0"
+        )
+    unit = (4 if halves else 2 if on else 1) * world
+    if batch % unit:
+        who = f" on {world} processes" if world > 1 else ""
+        raise SuperformerError(f"a batch of {batch} cannot be mixed in pairs{who}: train.batch_size must be a multiple of {unit}")
+    if mix.patches == "off":
+        return
+    if patch_grid is None:
+        raise SuperformerError(
+            f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label; set mix.patches=off"
+        )
+    if img_size % patch_grid:
+        raise SuperformerError(f"an input of {img_size} pixels cannot be cut in {patch_grid} x {patch_grid} patches of equal size")
+
+
+def mix_batch(x: Tensor, labels: Tensor, classes: int, mix: Mix, rng: np.random.Generator, patch_grid: int | None = None) -> Targets:
+    """Mix normalised pictures (n, 3, size, size) in place and give their soft labels. ``rng`` must be the same on all ranks."""
+    target = smoothed(labels, classes, mix.smoothing)
+    if mix.patches != "off" and patch_grid is not None:
+        return _token_labels(x, target, mix, rng, patch_grid)
+    cut, lam = _chosen(mix, rng)
+    if cut is None:
+        return Targets(target)
+    if cut:
+        box = cutmix_box(x.shape[-1], lam, rng)
+        _replace(x, box)
+        lam = 1 - _area(box) / x.shape[-1] ** 2
+    else:
+        _blend(x, lam)
+    return Targets(_mixed(target, lam))
+
+
+def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """One-hot labels with label smoothing: 1 - s + s / classes for the class, s / classes for all others."""
+    off = smoothing / classes
+    return torch.full((len(labels), classes), off).scatter_(1, labels.view(-1, 1), 1 - smoothing + off)
+
+
+def cutmix_box(size: int, lam: float, rng: Draws) -> Box:
+    """timm's CutMix box: a square of share 1 - lam around a random point, cut off at the borders."""
+    side = int(size * np.sqrt(1 - lam))
+    y, x = int(rng.integers(0, size)), int(rng.integers(0, size))
+    return max(y - side // 2, 0), min(y + (side + 1) // 2, size), max(x - side // 2, 0), min(x + (side + 1) // 2, size)
+
+
+def patch_box(grid: int, rng: Draws) -> Box:
+    """ViT-ResNAS's box of whole patches on a grid x grid picture, as its released code draws it (the paper says only "random")."""
+    n = int(grid * grid * rng.random())
+    height = _below(rng, 1, min(grid, n) - 1)
+    width = n // height
+    if width > grid:
+        width, height = grid, n // grid
+    y, x = _below(rng, 0, grid - height), _below(rng, 0, grid - width)
+    return y, y + height, x, x + width
+
+
+def _below(rng: Draws, low: int, high: int) -> int:
+    """A whole number in low .. high - 1, or low if there is none."""
+    return int(rng.integers(low, high)) if high > low else low
+
+
+def _chosen(mix: Mix, rng: np.random.Generator) -> tuple[bool | None, float]:
+    """Whether this batch takes CutMix (None: no mixing), and lambda."""
+    if not (mix.mixup > 0 or mix.cutmix > 0) or rng.random() >= mix.prob:
+        return None, 1.0
+    cut = rng.random() < mix.switch if mix.mixup > 0 and mix.cutmix > 0 else mix.cutmix > 0
+    alpha = mix.cutmix if cut else mix.mixup
+    return bool(cut), float(rng.beta(alpha, alpha))
+
+
+def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator, grid: int) -> Targets:
+    """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as released).
+
+    CutMix's strength only says whether it is on: the box is drawn with a uniform lambda.
+    """
+    if mix.patches == "switch":
+        cut, lam = _chosen(mix, rng)
+        parts = [(slice(None), cut, lam)]
+    else:
+        half = len(x) // 2
+        parts = [(slice(0, half), True, 1.0), (slice(half, None), False, float(rng.beta(mix.mixup, mix.mixup)))]
+    image = torch.empty_like(target)
+    patches = torch.empty(len(x), grid * grid, target.shape[1])
+    for part, cut, lam in parts:
+        image[part], patches[part] = _patch_mixed(x[part], target[part], cut, lam, rng, grid)
+    return Targets(image, patches)
+
+
+def _patch_mixed(x: Tensor, target: Tensor, cut: bool | None, lam: float, rng: Draws, grid: int) -> tuple[Tensor, Tensor]:
+    if not cut:
+        if cut is not None:
+            _blend(x, lam)
+            target = _mixed(target, lam)
+        return target, target[:, None].expand(-1, grid * grid, -1)
+    y0, y1, x0, x1 = patch_box(grid, rng)
+    patch = x.shape[-1] // grid
+    _replace(x, (y0 * patch, y1 * patch, x0 * patch, x1 * patch))
+    tokens = target[:, None, None].repeat(1, grid, grid, 1)
+    tokens[:, y0:y1, x0:x1] = _partners(target)[:, None, None]
+    return _mixed(target, 1 - _area((y0, y1, x0, x1)) / grid**2), tokens.flatten(1, 2)
+
+
+def _partners(x: Tensor) -> Tensor:
+    return x.roll(len(x) // 2, 0)
+
+
+def _mixed(target: Tensor, lam: float) -> Tensor:
+    return target * lam + _partners(target) * (1 - lam)
+
+
+def _blend(x: Tensor, lam: float) -> None:
+    other = _partners(x)
+    x.mul_(lam).add_(other, alpha=1 - lam)
+
+
+def _replace(x: Tensor, box: Box) -> None:
+    y0, y1, x0, x1 = box
+    inside = x[:, :, y0:y1, x0:x1]
+    inside.copy_(_partners(inside))
+
+
+def _area(box: Box) -> int:
+    return (box[1] - box[0]) * (box[3] - box[2])
