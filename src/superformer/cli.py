@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from superformer import catalogue
-from superformer.errors import SuperformerError
+from superformer.errors import StoppedError, SuperformerError
 from superformer.units import amount
 
 app = typer.Typer(
@@ -24,6 +24,21 @@ app = typer.Typer(
 console = Console()
 Name = Annotated[str | None, typer.Argument(help="Show one of them in full.")]
 Draw = Annotated[str | None, typer.Option("--draw", metavar="FILE.svg", help="Write a picture of the network to this file, too.")]
+RecipeName = Annotated[str, typer.Option("--recipe", metavar="NAME|FILE", help="A published recipe (superformer recipes) or a YAML file.")]
+DataSpec = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SPEC",
+        help="digits (embedded); a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH; or a timm reader.",
+    ),
+]
+RunFolder = Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")]
+Changes = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")]
+ArchWords = Annotated[
+    list[str] | None, typer.Option("--arch", metavar="WHICH", help="smallest, largest, an architecture's JSON file; may be repeated.")
+]
+Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
 
 
@@ -81,6 +96,56 @@ def models(name: Name = None, as_json: Json = False, draw: Draw = None) -> None:
 
 
 @app.command()
+def recipes(name: Name = None, as_json: Json = False) -> None:
+    """The published recipes; with NAME all of its settings.
+
+    Example: superformer recipes s3-laptop
+    """
+    from superformer import recipes as published
+
+    if name is None:
+        found = [published.resolve(n) for n in published.names()]
+        rows = [{"name": r.name, "networks": r.sampling.rule, "gradients": r.gradients.rule, "sharing": r.sharing,
+                 "epochs": r.train.epochs, "batch": r.train.batch_size} for r in found]  # fmt: skip
+        _list(rows, "Published recipes", as_json, "superformer recipes NAME shows every setting; superformer train --recipe NAME uses it")
+        return
+    recipe = published.resolve(name)
+    print(json.dumps(recipe.model_dump(mode="json")) if as_json else published.dump(recipe), end="\n" if as_json else "")
+
+
+@app.command()
+def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+    """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
+
+    Example: superformer train --recipe s3-laptop --data digits --run runs/first
+
+    With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi sampling.networks=4
+    (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer train ...
+    """
+    from superformer.train.loop import train as run_training
+
+    done = run_training(recipe, data, run, *(changes or []), console=console)
+    console.print(f"The supernet is in {escape(str(done.supernet_file))}", highlight=False, soft_wrap=True)
+    console.print(f"Next: superformer eval --run {escape(run)}", style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command(name="eval")
+def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_json: Json = False) -> None:
+    """The accuracy of sub-networks of a trained supernet, with the weights they inherit.
+
+    Example: superformer eval --run runs/first --arch smallest --arch largest
+    """
+    from superformer.evaluation import evaluate as run_evaluation
+
+    rows = run_evaluation(run, arch or ["smallest", "largest"], split)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    shown = [{**row, "accuracy": f"{100 * row['accuracy']:.2f} %"} for row in rows]
+    console.print(_table(shown, f"Accuracy on the {split} split, inherited weights"))
+
+
+@app.command()
 def demo() -> None:
     """A first look: a space, networks of a budget drawn from it, and one of them run as part of the supernet and by itself."""
     from superformer.demo import run
@@ -131,6 +196,12 @@ def main() -> None:
     except SuperformerError as error:
         print(f"superformer: {error}", file=sys.stderr)
         sys.exit(2)
+    except StoppedError as error:
+        print(f"superformer: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("superformer: stopped", file=sys.stderr)
+        sys.exit(1)
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except typer.Abort:

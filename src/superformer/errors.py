@@ -22,6 +22,10 @@ class InfeasibleError(SuperformerError):
     """Limits that no architecture of the space meets."""
 
 
+class StoppedError(RuntimeError):
+    """Work that could not go on, through no mistake in what was asked; the message says what happened and what to do."""
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> SpaceError:
     """The error for a name that nothing published has."""
     return SpaceError(f"unknown {what} {given!r}: {nearest(given, known)}")

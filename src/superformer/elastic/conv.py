@@ -20,6 +20,7 @@ from superformer.elastic.count import Cost, Count
 from superformer.elastic.gradients import boxes
 from superformer.elastic.layers import Elastic, Widths, width
 from superformer.elastic.scratch import scratch
+from superformer.elastic.synced import is_synced, synced_norm
 from superformer.elastic.take import gather, linear
 from superformer.errors import SuperformerError
 
@@ -106,8 +107,12 @@ class BatchNorm(Elastic, nn.BatchNorm2d):
         """Normalised maps; with ``swish`` also through x * sigmoid(x)."""
         weight, bias = self.selected("weight", view), self.selected("bias", view)
         mean, var = self.statistics(view)
-        if swish and torch.is_grad_enabled():
-            out: Tensor = _NormSwish.apply(x, weight, bias, mean, var, self.training, self.eps)
+        out: Tensor
+        if is_synced(self):
+            out = synced_norm(x, weight, bias, mean, var, self.eps)
+            out = F.silu(out) if swish else out
+        elif swish and torch.is_grad_enabled():
+            out = _NormSwish.apply(x, weight, bias, mean, var, self.training, self.eps)
         else:
             out = F.batch_norm(x.permute(0, 3, 1, 2), mean, var, weight, bias, self.training, 1.0, self.eps).permute(0, 2, 3, 1)
             out = F.silu(out, inplace=True) if swish else out

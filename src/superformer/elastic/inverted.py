@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from superformer.elastic.axis import View
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.scratch import scratch
+from superformer.elastic.synced import is_synced
 
 
 def _depthwise(x: Tensor, kernel: Tensor, stride: int) -> Tensor:
@@ -100,6 +101,9 @@ class _Widen(torch.autograd.Function):
 
 def widen(x: Tensor, expand: MapConv, norm: BatchNorm, depthwise: MapConv, view: View) -> Tensor:
     """depthwise(swish(norm(expand(x))))."""
+    if is_synced(norm):
+        synced: Tensor = depthwise(norm(expand(x, view), view, swish=True), view)
+        return synced
     w, kernel = expand.selected("weight", view).flatten(1), depthwise.selected("weight", view)
     gamma, beta = norm.selected("weight", view), norm.selected("bias", view)
     mean, var = norm.statistics(view)

@@ -21,7 +21,9 @@ class Part(BaseModel):
 class Data(Part):
     """How pictures are split, prepared and varied."""
 
-    search: float = Field(0.1, gt=0, description="search split, carved from training data: below 1 a share, from 1 on pictures of each class")
+    search: float = Field(
+        0.1, gt=0, description="search split, carved from training data: below 1 a share, from 1 on pictures of each class"
+    )
     mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
     std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
     augment: Literal["none", "shift", "timm"] = Field(
@@ -51,7 +53,7 @@ class Mix(Part):
     smoothing: float = Field(0.1, ge=0, lt=1)
     patches: Literal["off", "switch", "halves"] = Field(
         "off",
-        description="token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup by batch, or half a batch each as released",
+        description="token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup, or half a batch each as released",
     )
 
 
@@ -90,7 +92,9 @@ class Gradients(Part):
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
     cap: float | None = Field(None, description="project: the most that is taken out, as a multiple (2 as released)")
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
-    clip_subnets: float | None = Field(None, gt=0, description="largest norm of the smaller networks' summed gradient, before they are joined")
+    clip_subnets: float | None = Field(
+        None, gt=0, description="largest norm of the smaller networks' summed gradient, before they are joined"
+    )
 
 
 class Optimizer(Part):
@@ -100,6 +104,7 @@ class Optimizer(Part):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     momentum: float = 0.9
+    no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
     decay_unused: bool = Field(False, description="shrink weights that a step did not use, too, as the released trainers do")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
@@ -123,6 +128,7 @@ class Train(Part):
     drop_path: float = Field(0.0, ge=0, lt=1)
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that evaluation and search use")
     amp: Literal["off", "bfloat16"] = "off"
+    sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch")
 
 
@@ -132,6 +138,7 @@ class Watch(Part):
     every: float = Field(1, gt=0, description="epochs between checks of the watched sub-networks")
     networks: int = Field(3, ge=0, description="fixed random sub-networks watched beside the smallest and the largest")
     pictures: int = Field(1024, ge=1, description="the most of the search split to use for a check")
+    log: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     conflicts: int = Field(10, ge=0, description="steps between measurements of the conflict of gradients; 0: never")
     checkpoint_seconds: float = Field(60, ge=0)
     checkpoint_steps: int | None = Field(None, ge=1, description="also after so many steps")

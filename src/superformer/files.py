@@ -1,0 +1,64 @@
+"""Files are written whole or not at all: under a temporary name, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from superformer.errors import StoppedError, SuperformerError
+
+PARTIAL = ".partial"
+"""What unfinished files end in."""
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a small file."""
+    data = content.encode() if isinstance(content, str) else content
+    write_by(path, lambda partial: partial.write_bytes(data))
+
+
+def write_by(path: Path, writer: Callable[[Path], object]) -> None:
+    """Let ``writer`` write a file under a temporary name, then give it its own."""
+    partial = path.with_name(path.name + PARTIAL)
+    with storage(path):
+        try:
+            writer(partial)
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into errors that say what to do."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        code = getattr(error, "errno", None)
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "os error 28" in str(error):  # safetensors has no number of its own
+            raise StoppedError(
+                f"the disk is full: {path} could not be written. Nothing is lost: free some space and run the same command again, "
+                "it goes on from the last checkpoint"
+            ) from error
+        if code in (errno.EROFS, errno.EACCES, errno.EPERM) or "os error 13" in str(error) or "os error 30" in str(error):
+            raise SuperformerError(
+                f"{path} cannot be written (no permission, or a read-only disk): choose another folder, or change its permissions"
+            ) from error
+        raise StoppedError(f"{path} could not be written: {error}") from error

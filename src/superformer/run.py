@@ -1,0 +1,138 @@
+"""A run: a folder with everything that it produced.
+
+``recipe.yaml`` (complete), ``run.json`` (the data and their classes), ``space.json``, ``checkpoints/``, ``metrics.jsonl``,
+``supernet.safetensors`` (once training has ended), and what search, retraining and the report add.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superformer import files
+from superformer.errors import StoppedError, SuperformerError
+from superformer.recipes import Recipe, check, differences, dump, parse
+from superformer.space import Space
+
+
+class RunError(SuperformerError):
+    """A run that is not there, or is not what it is used as."""
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def space_file(self) -> Path:
+        return self.folder / "space.json"
+
+    @property
+    def facts_file(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def supernet_file(self) -> Path:
+        return self.folder / "supernet.safetensors"
+
+    # --- begin, go on, look ---
+
+    @staticmethod
+    def begin(folder: str | Path, recipe: Recipe, space: Space, facts: Mapping[str, Any]) -> Run:
+        """A new run, or an old one with the same recipe and data, to go on with. Nothing is changed if it is refused."""
+        run = Run(Path(folder))
+        if run.recipe_file.exists():
+            run._same(recipe, facts)
+            return run
+        if run.folder.exists() and (not run.folder.is_dir() or any(f for f in run.folder.iterdir() if f.name != ".lock")):
+            raise RunError(f"{folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder")
+        with files.storage(run.folder):
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+        files.write(run.space_file, space.to_json())
+        files.write(run.facts_file, json.dumps(dict(facts), indent=1))
+        files.write(run.recipe_file, dump(recipe))  # the last: a folder with it is a run
+        return run
+
+    def _same(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
+        lines = differences(self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json"))
+        before = self.facts()
+        lines += [
+            f"{key}: {before.get(key)!r} before, {facts[key]!r} now" for key in ("data", "fingerprint") if before.get(key) != facts[key]
+        ]
+        if lines:
+            raise RunError(
+                f"{self.folder} was begun with other settings ({'; '.join(lines)}): go on with the same words, or choose another --run"
+            )
+
+    @staticmethod
+    def open(folder: str | Path) -> Run:
+        """An existing run."""
+        run = Run(Path(folder))
+        if not run.recipe_file.exists():
+            what = "there is no run" if not run.folder.exists() else "there is no recipe.yaml, so no run,"
+            raise RunError(f"{what} in {folder}: superformer train --recipe NAME --data SPEC --run {folder} makes one")
+        return run
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process may write to a run. The lock goes with its process."""
+        with files.storage(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = open(self.folder / ".lock", "a")  # noqa: SIM115  # kept open as long as the lock is held
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(
+                    f"another process is writing to the run {self.folder}: wait until it ends, or choose another folder"
+                ) from error
+            yield
+        finally:
+            handle.close()
+
+    # --- what is in it ---
+
+    def recipe(self) -> Recipe:
+        return check(parse(self._text(self.recipe_file), str(self.recipe_file)), str(self.recipe_file))
+
+    def space(self) -> Space:
+        return Space.from_json(self._text(self.space_file))
+
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._text(self.facts_file))
+        return found
+
+    @staticmethod
+    def _text(path: Path) -> str:
+        try:
+            return path.read_text()
+        except OSError as error:
+            raise StoppedError(f"{path} cannot be read: {error.strerror}") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Everything that was measured, in order. A last line that was cut off is left out."""
+        out = []
+        if self.metrics_file.exists():
+            for line in self.metrics_file.read_text().splitlines():
+                try:
+                    out.append(json.loads(line))
+                except json.JSONDecodeError:
+                    continue
+        return out

@@ -1,0 +1,233 @@
+"""The loop: from a recipe and pictures to a trained supernet in a run folder. Killed at any moment, the same call goes on where it was."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+
+from superformer import data
+from superformer.build import supernet
+from superformer.elastic.synced import synchronise
+from superformer.errors import StoppedError, SuperformerError
+from superformer.families.base import Network
+from superformer.interrupt import deferred
+from superformer.recipes import Recipe, resolve, space_of
+from superformer.run import Run
+from superformer.space import Space
+from superformer.train import checkpoint, state, teachers, watch
+from superformer.train.show import Display, Metrics, Pace
+from superformer.train.step import Outcome, Trainer
+from superformer.train.world import World
+from superformer.trained import save_supernet
+
+CALIBRATION = 8
+"""Batches of training pictures that batch norms are estimated on for a check."""
+
+
+def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None) -> Run:
+    """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
+
+    ``changes`` are ``key=value`` words for a recipe given by name or file.
+    """
+    world = World.join()
+    try:
+        settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
+        return _train(settings, data_spec, Path(folder), world, console or Console(quiet=True))
+    finally:
+        world.leave()
+
+
+def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Console) -> Run:
+    space = space_of(recipe)
+    img_size = recipe.img_size or space.img_size
+    pictures = data.load(spec, recipe.data, img_size)
+    steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
+    facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
+    run = Run(folder)
+    if world.first:
+        with run.lock():
+            Run.begin(folder, recipe, space, facts)
+            world.wait()
+            return _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, console).go()
+    world.wait()
+    return _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, Console(quiet=True)).go()
+
+
+@dataclass
+class _Loop:
+    run: Run
+    recipe: Recipe
+    space: Space
+    pictures: data.DataSet
+    img_size: int
+    steps_per_epoch: int
+    world: World
+    console: Console
+    steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = max(1, round(self.recipe.train.epochs * self.steps_per_epoch))
+
+    def go(self) -> Run:
+        trainer = self._trainer()
+        done = self._resume(trainer)
+        if done >= self.steps and self.run.supernet_file.exists():
+            self.console.print(f"{self.run.folder} is already trained ({self.steps} steps)", highlight=False, soft_wrap=True)
+            return self.run
+        self._steps(trainer, done)
+        if self.world.first:
+            facts = {"step": self.steps, "mean": self.recipe.data.mean, "std": self.recipe.data.std}
+            save_supernet(trainer.best, self.run.supernet_file, self.pictures.classes, **facts)
+        self.world.wait()
+        return self.run
+
+    def _trainer(self) -> Trainer:
+        recipe = self.recipe
+        words: dict[str, Any] = {}
+        if recipe.mix.patches != "off":
+            if self.space.family != "vit_res":
+                raise SuperformerError(
+                    f"mix.patches needs a network with a patch head (family vit_res), not {self.space.family}: set mix.patches=off"
+                )
+            words["patch_head"] = True
+        net = supernet(self.space, len(self.pictures.classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **words)
+        net.to(self.world.device).train()
+        if recipe.train.sync_norm and self.world.size > 1:
+            synchronise(net)
+        taught = teachers.load(recipe.loss.teachers, net.num_classes, recipe.data.mean, recipe.data.std, self.pictures.classes)
+        return Trainer(net, recipe, self.steps, self.steps_per_epoch, self.world, [t.to(self.world.device) for t in taught])
+
+    def _resume(self, trainer: Trainer) -> int:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = checkpoint.latest(self.run.checkpoints)
+        for warning in told:
+            self.console.print(f"warning: {warning.message}", highlight=False, soft_wrap=True)
+        if found is None:
+            return 0
+        state.restore(trainer, found)
+        self.console.print(f"going on after step {found.step} of {self.steps}", highlight=False, soft_wrap=True)
+        return found.step
+
+    def _steps(self, trainer: Trainer, done: int) -> None:
+        self.metrics = Metrics(self.run.metrics_file, done) if self.world.first else None
+        self.display = Display(self.console, self.steps, done)
+        self.saved, self.pace = time.monotonic(), Pace()
+        try:
+            with deferred() as self.interrupt:
+                while done < self.steps:
+                    done = self._epoch(trainer, done)
+        finally:
+            self.display.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _epoch(self, trainer: Trainer, done: int) -> int:
+        """The rest of an epoch."""
+        recipe, world = self.recipe, self.world
+        epoch, at = divmod(done, self.steps_per_epoch)
+        self.done = done
+        batches = data.train_batches(
+            self.pictures.train, recipe.data, recipe.mix, self.img_size,
+            seed=recipe.seed, epoch=epoch, batch_size=recipe.train.batch_size, start=at, rank=world.rank, world=world.size,
+            patch_grid=self._patch_grid(trainer.net),
+        )  # fmt: skip
+        with closing(batches):
+            for batch in batches:
+                start = time.monotonic()
+                outcome = trainer.step(self.done, batch)
+                self.done += 1
+                self.pace.note(recipe.train.batch_size, time.monotonic() - start, batches.waited)
+                self._tell(outcome)
+                self._judge(trainer, outcome)
+                if self._due(self.recipe.watch.every * self.steps_per_epoch):
+                    self._check(trainer)
+                if world.first and (self._save_due() or self.interrupt.asked):
+                    self._save(trainer, self.done)
+                if self.interrupt.asked and self.done < self.steps:
+                    raise StoppedError(f"interrupted after step {self.done} of {self.steps}: the same command goes on from here")
+                if self.done >= self.steps:
+                    break
+        return self.done
+
+    def _patch_grid(self, net: Network) -> int | None:
+        """Patches of the last stage in a row, for token labelling."""
+        if self.recipe.mix.patches == "off":
+            return None
+        side = int(net.grid({}, self.img_size, self.img_size)[0])
+        for _ in net.stages[1:]:
+            side = -(-side // 2)
+        return side
+
+    def _due(self, every: float) -> bool:
+        """Whether a moment that comes every so many steps lies in the step just done; the end is one, too."""
+        return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
+
+    def _tell(self, outcome: Outcome) -> None:
+        self.display.step(self.done, loss=outcome.loss, lr=outcome.lr, **{"img/s": self.pace.speed})
+        if self.metrics is None:
+            return
+        if self.done % self.recipe.watch.log == 0 or self.done == self.steps:
+            self.metrics.write(
+                "step", self.done, epoch=self.done / self.steps_per_epoch, loss=outcome.loss, lr=outcome.lr, grad_norm=outcome.grad_norm,
+                images_per_second=self.pace.speed, waited=self.pace.idle, seconds_left=self.display.left(self.done),
+            )  # fmt: skip
+        if outcome.conflict is not None:
+            self.metrics.write("conflict", self.done, **outcome.conflict)
+
+    def _judge(self, trainer: Trainer, outcome: Outcome) -> None:
+        if outcome.bad is None:
+            return
+        if self.metrics is not None:
+            self.metrics.write("skipped", self.done, why=outcome.bad)
+        self.display.note(f"step {self.done} was skipped: {outcome.bad}")
+        if trainer.guard.in_a_row >= self.recipe.watch.patience:
+            raise StoppedError(
+                f"{trainer.guard.in_a_row} steps in a row had to be skipped ({outcome.bad}). Try a smaller learning rate "
+                f"(optimizer.lr={self.recipe.optimizer.lr / 3:.1g}), gradients.clip=1, longer optimizer.warmup_epochs, train.amp=off, "
+                "in a new run folder; if the first steps fail already, look at the pictures"
+            )
+
+    def _check(self, trainer: Trainer) -> None:
+        """The accuracy of the watched sub-networks on the search split."""
+        if not self.world.first:
+            return
+        recipe = self.recipe
+        archs = watch.watched(self.space, recipe.watch.networks, recipe.seed)
+        sides = ("left", "right") if recipe.sampling.sides == "both" else ("left",)
+        found = watch.check(trainer.best, archs, self._search, self._calibration(trainer.best), sides)
+        assert self.metrics is not None
+        self.metrics.write("health", self.done, accuracy=found, skipped=trainer.guard.skipped)
+        self.display.note(
+            f"epoch {self.done / self.steps_per_epoch:.4g}: accuracy on the search split "
+            + ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.items())
+        )
+
+    def _search(self) -> Any:
+        batches = data.eval_batches(self.pictures.search, self.recipe.data, self.img_size, 256, limit=self.recipe.watch.pictures)
+        return ((x.to(self.world.device), labels.to(self.world.device)) for x, labels in batches)
+
+    def _calibration(self, net: Network) -> list[Tensor]:
+        if not watch.needs_recalibration(net):
+            return []
+        limit = CALIBRATION * 64
+        return [
+            x.to(self.world.device) for x, _ in data.eval_batches(self.pictures.train, self.recipe.data, self.img_size, 64, limit=limit)
+        ]
+
+    def _save_due(self) -> bool:
+        steps = self.recipe.watch.checkpoint_steps
+        late = time.monotonic() - self.saved >= self.recipe.watch.checkpoint_seconds
+        return late or self.done == self.steps or (steps is not None and self.done % steps == 0)
+
+    def _save(self, trainer: Trainer, done: int) -> None:
+        checkpoint.save(self.run.checkpoints, state.capture(trainer, done), self.recipe.watch.keep)
+        self.saved = time.monotonic()

@@ -1,0 +1,198 @@
+"""Training runs, for real: killed and resumed, on two processes, with a full disk, with bad losses, with changed words."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from training import command, environment, recipe, superformer
+
+from superformer.errors import StoppedError
+from superformer.recipes import RecipeError
+from superformer.run import Run, RunError
+from superformer.train.checkpoint import listed
+from superformer.train.loop import train
+from superformer.trained import load_supernet
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from beginning to end, in a process of its own."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = superformer("train", "--recipe", recipe(folder), "--data", "digits", "--run", str(folder / "run"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def same(a: Path, b: Path) -> bool:
+    one, two = load_file(a / "supernet.safetensors"), load_file(b / "supernet.safetensors")
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_a_run_holds_what_was_promised(finished: Path) -> None:
+    run = Run.open(finished / "run")
+    assert run.recipe().train.epochs == 2
+    kinds = [m["kind"] for m in run.metrics()]
+    steps = [m["step"] for m in run.metrics() if m["kind"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+    assert {"step", "health", "conflict"} <= set(kinds)
+    health = [m for m in run.metrics() if m["kind"] == "health"]
+    assert len(health) == 2
+    assert set(health[-1]["accuracy"]) == {"smallest", "largest", "random 1"}
+    assert health[-1]["accuracy"]["largest"] > 0.2  # ten classes, two epochs
+    net = load_supernet(run.supernet_file)
+    assert net.space == run.space()
+
+
+@pytest.mark.xdist_group("kill")
+def test_killed_at_ten_moments_it_ends_with_the_same_weights(finished: Path, tmp_path: Path) -> None:
+    """SIGKILL, at moments that cover the start, the steps, the checks and the writing of checkpoints."""
+    words = command("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run"))
+    rng, kills = random.Random(0), 0
+    while kills < 10:
+        process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = len(listed(tmp_path / "run" / "checkpoints"))
+        start = time.monotonic()
+        while len(listed(tmp_path / "run" / "checkpoints")) <= before and process.poll() is None and time.monotonic() - start < 60:
+            time.sleep(0.01)  # let it get somewhere
+        time.sleep(rng.random() * 0.3)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kills >= 3
+    assert same(finished / "run", tmp_path / "run")
+    told = [m["step"] for m in Run.open(tmp_path / "run").metrics() if m["kind"] == "step"]
+    assert told == [m["step"] for m in Run.open(finished / "run").metrics() if m["kind"] == "step"]
+
+
+def test_interrupted_it_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:
+    words = command("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run"))
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not listed(tmp_path / "run" / "checkpoints") and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the same command goes on" in said
+    assert said.count("\n") == 1
+    train(recipe(tmp_path), "digits", tmp_path / "run")
+    assert same(finished / "run", tmp_path / "run") or torch.get_num_threads() != 1
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished / "run", tmp_path / "run")
+    (tmp_path / "run" / "supernet.safetensors").unlink()
+    newest = listed(tmp_path / "run" / "checkpoints")[-1]
+    whole = bytearray(newest.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    newest.write_bytes(whole)
+    said = superformer("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run"))
+    assert said.returncode == 0, said.stderr
+    assert "going on from the checkpoint before" in said.stdout
+    assert same(finished / "run", tmp_path / "run")
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(finished: Path, tmp_path: Path) -> None:
+    """Files may not grow beyond what the recipe needs: the first checkpoint does not fit, as on a full disk."""
+    words = command("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run"))
+
+    def small() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    stopped = subprocess.run(words, env=environment(), capture_output=True, text=True, preexec_fn=small, check=False)
+    assert stopped.returncode == 1
+    assert "the disk is full" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert same(finished / "run", tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    if os.geteuid() == 0:
+        pytest.skip("everything can be written by root")
+    locked.chmod(0o500)
+    said = superformer("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(locked / "run"))
+    assert said.returncode == 2
+    assert "cannot be written" in said.stderr
+
+
+def test_a_run_does_not_change_under_way(finished: Path) -> None:
+    path = str(finished / "tiny.yaml")
+    with pytest.raises(RunError, match=r"optimizer.lr: 0.002 before, 0.001 now.*another --run"):
+        train(path, "digits", finished / "run", "optimizer.lr=0.001")
+    train(path, "digits", finished / "run")  # nothing to do
+
+
+def test_other_pictures_are_refused(finished: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", images=rng.integers(0, 255, (300, 8, 8, 3), dtype=np.uint8), labels=np.arange(300) % 3)
+    train(str(finished / "tiny.yaml"), str(tmp_path / "a.npz"), tmp_path / "run", "train.epochs=1")
+    np.savez(tmp_path / "a.npz", images=rng.integers(0, 255, (300, 8, 8, 3), dtype=np.uint8), labels=np.arange(300) % 3)
+    with pytest.raises(RunError, match="fingerprint"):
+        train(str(finished / "tiny.yaml"), str(tmp_path / "a.npz"), tmp_path / "run", "train.epochs=1")
+
+
+def test_a_folder_that_is_no_run_is_left_alone(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("mine")
+    with pytest.raises(RunError, match="is not a run"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path)
+    assert {f.name for f in tmp_path.iterdir()} <= {"letters.txt", ".lock"}
+
+
+def test_losses_that_are_no_numbers_stop_it(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoppedError, match=r"3 steps in a row .* smaller learning rate"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "optimizer.lr=1e12", "watch.patience=3", "optimizer.warmup_epochs=0")
+    skipped = [m for m in Run.open(tmp_path / "run").metrics() if m["kind"] == "skipped"]
+    assert len(skipped) == 3
+
+
+def test_only_one_process_writes(finished: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with run.lock(), pytest.raises(RunError, match="another process"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run")
+
+
+def test_keys_that_do_not_exist(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"did you mean 'sampling.rule'"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "sampling.rul=multi")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.xdist_group("two")
+@pytest.mark.parametrize("changes", [(), ("sampling.rule=multi", "sampling.networks=4", "gradients.rule=sum", "loss.distill=none")])
+def test_two_processes_are_as_one(finished: Path, tmp_path: Path, changes: tuple[str, ...]) -> None:
+    """Half the batch each, 20 steps: the same weights to 1e-5 (sandwich with projection; several networks in a batch)."""
+    steps = ("train.epochs=1.06", "train.drop_path=0", "train.ema=null", *changes)
+    for processes in (1, 2):
+        words = ("--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / f"{processes}"))
+        done = superformer("train", *words, *steps, processes=processes)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, two = (load_file(tmp_path / n / "supernet.safetensors") for n in ("1", "2"))
+    assert max(float((one[k] - two[k]).abs().max()) for k in one) < 1e-5
+
+
+def test_progress_in_a_log(finished: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as file:
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "train.epochs=1", console=Console(file=file, width=100))
+    assert "accuracy on the search split smallest" in (tmp_path / "log").read_text()
