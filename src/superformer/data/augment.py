@@ -11,14 +11,16 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from superformer.data.draws import number
+from superformer.data.split import Ints
 from superformer.data.stores import Pixels
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
@@ -66,17 +68,32 @@ def shift_batch(squares: Tensor, settings: Data, rng: np.random.Generator, batch
     size = squares.shape[-1]
     most = round(settings.shift * size)
     dy, dx = rng.integers(0, 2 * most + 1, (2, batch))
-    flip = rng.random(batch) < settings.mirror
-    x = squares
-    if most:
-        windows = F.pad(squares, (most,) * 4).unfold(2, size, 1).unfold(3, size, 1)
-        which = torch.arange(len(squares))
-        x = windows[which, :, torch.from_numpy(dy[share.of].copy()), torch.from_numpy(dx[share.of].copy())]
-    mirrored = torch.from_numpy(flip[share.of].copy()).view(-1, 1, 1, 1)
-    x = normalise(torch.where(mirrored, x.flip(-1), x) if settings.mirror else x, settings)
+    mirrored = np.flatnonzero((rng.random(batch) < settings.mirror)[share.of])
+    x = _windows(squares, dy[share.of], dx[share.of], most) if most else squares
+    if len(mirrored):
+        which = torch.from_numpy(mirrored)
+        x = x.index_copy(0, which, x.index_select(0, which).flip(-1))
+    x = normalise(x, settings)
     if settings.erase:
         _erase(x, settings.erase, rng, batch, share)
     return x
+
+
+def _windows(squares: Tensor, dy: Ints, dx: Ints, most: int) -> Tensor:
+    """From each square with a black border of ``most`` pixels, the window of the same size that begins at (dy, dx).
+
+    A row of a window counts as one item of numpy, so that whole rows are copied.
+    """
+    n, channels, size = squares.shape[:3]
+    padded = np.zeros((n, channels, size + 2 * most, size + 2 * most), dtype=np.uint8)
+    padded[:, :, most : most + size, most : most + size] = squares.numpy()
+    picture, channel, row, pixel = padded.strides
+    starts = 2 * most + 1
+    rows: npt.NDArray[np.void] = np.ndarray(
+        (n, channels, starts, size, starts), np.dtype((np.void, size)), padded, strides=(picture, channel, row, row, pixel)
+    )
+    chosen = rows[np.arange(n), :, dy, :, dx]
+    return torch.from_numpy(chosen.view(np.uint8).reshape(squares.shape))
 
 
 def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, share: Share) -> None:
@@ -85,15 +102,16 @@ def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, 
     hit = rng.random(batch) < probability
     area = rng.uniform(*AREA, batch) * size**2
     aspect = np.exp(rng.uniform(math.log(ASPECT), -math.log(ASPECT), batch))
-    sides = np.sqrt([area * aspect, area / aspect]).round().astype(np.int64).clip(1, max(size - 1, 1))
+    sides = np.sqrt([area * aspect, area / aspect]).round().astype(np.int64).clip(1, max(size - 1, 1)) * hit
     start = (rng.random((2, batch)) * (size - sides + 1)).astype(np.int64)
+    pixels = 3 * sides.prod(0)
+    noise = rng.standard_normal(int(pixels.sum()), dtype=np.float32)
+    owner = np.repeat(np.arange(batch), pixels)
     along = np.arange(size)
-    rows, columns = ((along >= s[:, None]) & (along < (s + n)[:, None]) for s, n in zip(start, sides, strict=True))
-    inside = rows[:, :, None] & columns[:, None, :] & hit[:, None, None]
-    noise = rng.standard_normal((int(inside.sum()), 3), dtype=np.float32)
-    owner = np.nonzero(inside)[0]
-    mine = owner % share.world == share.rank
-    x.permute(0, 2, 3, 1)[torch.from_numpy(inside[share.of].copy())] = torch.from_numpy(noise[mine])
+    begin, end = start[:, share.of, None], (start + sides)[:, share.of, None]
+    rows, columns = (along >= begin) & (along < end)
+    inside = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :])
+    x.masked_scatter_(inside, torch.from_numpy(noise[owner % share.world == share.rank]))
 
 
 # --- timm ---
@@ -134,7 +152,24 @@ def _timm(settings: Data, img_size: int) -> Callable[[Image.Image], Tensor]:
             f"timm does not take these transforms ({type(problem).__name__}: {problem}): data.randaugment is {settings.randaugment!r} "
             f"(such as rand-m9-mstd0.5-inc1), data.interpolation {settings.interpolation!r}"
         ) from problem
+    _posterize_to_black(made)
     return made
+
+
+def _posterize_to_black(transform: Any) -> None:
+    """Let timm's posterize keep no bit of a picture, as its strongest setting asks; Pillow 12 and later refuse that."""
+    from timm.data.auto_augment import posterize
+
+    def tolerant(picture: Image.Image, bits: int, **more: Any) -> Image.Image:
+        if bits < 1:
+            return Image.new(picture.mode, picture.size)
+        kept: Image.Image = posterize(picture, bits, **more)  # type: ignore[no-untyped-call]
+        return kept
+
+    for step in transform.transforms:
+        groups = [getattr(step, "ops", []), *getattr(step, "policy", [])]
+        for op in (op for group in groups for op in group if getattr(op, "aug_fn", None) is posterize):
+            op.aug_fn = tolerant
 
 
 def _three(values: tuple[float, ...]) -> tuple[float, ...]:

@@ -24,8 +24,8 @@ Box = tuple[int, int, int, int]
 class Draws(Protocol):
     """What a box needs of a generator."""
 
-    def random(self) -> float:
-        """Uniform in [0, 1)."""
+    def beta(self, a: float, b: float) -> float:
+        """Beta distributed; uniform in [0, 1] for (1, 1)."""
 
     def integers(self, low: int, high: int) -> int:
         """Uniform in low .. high - 1."""
@@ -93,7 +93,7 @@ def cutmix_box(size: int, lam: float, rng: Draws) -> Box:
 
 def patch_box(grid: int, rng: Draws) -> Box:
     """ViT-ResNAS's box of whole patches on a grid x grid picture, as its released code draws it (the paper says only "random")."""
-    n = int(grid * grid * rng.random())
+    n = int(grid * grid * rng.beta(1, 1))
     height = _below(rng, 1, min(grid, n) - 1)
     width = n // height
     if width > grid:

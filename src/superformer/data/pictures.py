@@ -79,7 +79,7 @@ class Pictures:
             while sum(f.numel() for f in self._frames.values()) > self.memory * 1e9 and len(self._frames) > 1:
                 del self._frames[next(iter(self._frames))]
         if frame in self._frames:
-            return self._frames[frame] if indices is None else self._frames[frame][torch.from_numpy(indices)]
+            return self._frames[frame] if indices is None else self._frames[frame].index_select(0, torch.from_numpy(indices))
         return self._cut(frame, np.arange(len(self)) if indices is None else indices)
 
     def fits(self, frame: Frame) -> bool:
