@@ -44,7 +44,7 @@ def search(mean: Callable[[float], float], low: float, high: float) -> float:
 
 def with_identities(space: Space, probability: float) -> Space:
     """The space whose skippable positions are identities with this probability."""
-    return replace(space, stages=tuple(replace(s, skip=probability) if s.free else s for s in space.stages))
+    return replace(space, stages=tuple(replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages))
 
 
 def aligned(
