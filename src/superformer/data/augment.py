@@ -69,10 +69,8 @@ def shift_batch(squares: Tensor, settings: Data, rng: np.random.Generator, batch
     most = round(settings.shift * size)
     dy, dx = rng.integers(0, 2 * most + 1, (2, batch))
     mirrored = np.flatnonzero((rng.random(batch) < settings.mirror)[share.of])
-    x = _windows(squares, dy[share.of], dx[share.of], most) if most else squares
-    if len(mirrored):
-        which = torch.from_numpy(mirrored)
-        x = x.index_copy(0, which, x.index_select(0, which).flip(-1))
+    x = _windows(squares, dy[share.of], dx[share.of], most) if most else squares.clone()
+    x.numpy()[mirrored] = x.index_select(0, torch.from_numpy(mirrored)).flip(-1).numpy()  # torch's index_copy is many times slower
     x = normalise(x, settings)
     if settings.erase:
         _erase(x, settings.erase, rng, batch, share)
@@ -99,19 +97,20 @@ def _windows(squares: Tensor, dy: Ints, dx: Ints, most: int) -> Tensor:
 def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, share: Share) -> None:
     """Random erasing (Zhong et al.) of normalised pictures, in place: a box of noise. timm's boxes, but one that does not fit is cut."""
     size = x.shape[-1]
-    hit = rng.random(batch) < probability
-    area = rng.uniform(*AREA, batch) * size**2
-    aspect = np.exp(rng.uniform(math.log(ASPECT), -math.log(ASPECT), batch))
-    sides = np.sqrt([area * aspect, area / aspect]).round().astype(np.int64).clip(1, max(size - 1, 1)) * hit
-    start = (rng.random((2, batch)) * (size - sides + 1)).astype(np.int64)
+    hit = np.flatnonzero(rng.random(batch) < probability)
+    area = rng.uniform(*AREA, len(hit)) * size**2
+    aspect = np.exp(rng.uniform(math.log(ASPECT), -math.log(ASPECT), len(hit)))
+    sides = np.sqrt([area * aspect, area / aspect]).round().astype(np.int64).clip(1, max(size - 1, 1))
+    start = (rng.random((2, len(hit))) * (size - sides + 1)).astype(np.int64)
     pixels = 3 * sides.prod(0)
     noise = rng.standard_normal(int(pixels.sum()), dtype=np.float32)
-    owner = np.repeat(np.arange(batch), pixels)
-    along = np.arange(size)
-    begin, end = start[:, share.of, None], (start + sides)[:, share.of, None]
+    mine = hit % share.world == share.rank
+    begin, end, along = start[:, mine, None], (start + sides)[:, mine, None], np.arange(size)
     rows, columns = (along >= begin) & (along < end)
     inside = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :])
-    x.masked_scatter_(inside, torch.from_numpy(noise[owner % share.world == share.rank]))
+    which = torch.from_numpy(hit[mine] // share.world)
+    erased = x.index_select(0, which).masked_scatter_(inside, torch.from_numpy(noise[np.repeat(mine, pixels)]))
+    x.numpy()[which.numpy()] = erased.numpy()
 
 
 # --- timm ---

@@ -33,7 +33,7 @@ class DataSet:
             rest, out = split(self._all.labels, HELD_OUT, "test", self.classes)
             known, held = self._all.take(rest), self._all.take(out)
             self.test_origin = f"{HELD_OUT:.0%} of each class of {spec}, held out"
-        self._held = held
+        self._known, self._held = known, held
         rest, out = split(known.labels, settings.search, "search", self.classes)
         self._train, self._search = known.take(rest), known.take(out)
 
@@ -43,7 +43,7 @@ class DataSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        return self._train.fingerprint + self._search.fingerprint
+        return self._known.fingerprint
 
     @cached_property
     def train(self) -> Pictures:

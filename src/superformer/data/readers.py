@@ -27,13 +27,15 @@ def read_timm(spec: str, memory: float) -> tuple[Read, Read | None]:
     timm gives no way to see whether there is a test part but to open it; its pictures are not decoded here.
     """
     name, _, root = spec.partition(":")
+    if name in ("torch/image_folder", "torch/folder"):  # without a test folder, timm would read training pictures as test pictures
+        raise SuperformerError(f"--data {spec!r} reads folders, which need no reader: give the folder itself")
     train = _part(name, root, ("train",), memory)
     if isinstance(train, Exception):
         raise SuperformerError(
             f"timm could not read {spec!r} ({type(train).__name__}: {train}): check the name, the network and that the reader's package "
             f"is installed; a folder may follow after a colon"
         ) from train
-    test = _part(name, root, ("test", "validation"), memory, train[2])
+    test = _part(name, root, ("validation",) if name.startswith("torch/") else ("test", "validation"), memory, train[2])
     return train, None if isinstance(test, Exception) else test
 
 
