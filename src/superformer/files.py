@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,13 +52,14 @@ def storage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        code = getattr(error, "errno", None)
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "os error 28" in str(error):  # safetensors has no number of its own
+        number = re.search(r"os error (\d+)", str(error))  # safetensors tells the system's errors as text
+        code = int(number[1]) if number else getattr(error, "errno", None)
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoppedError(
                 f"the disk is full: {path} could not be written. Nothing is lost: free some space and run the same command again, "
                 "it goes on from the last checkpoint"
             ) from error
-        if code in (errno.EROFS, errno.EACCES, errno.EPERM) or "os error 13" in str(error) or "os error 30" in str(error):
+        if code in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise SuperformerError(
                 f"{path} cannot be written (no permission, or a read-only disk): choose another folder, or change its permissions"
             ) from error

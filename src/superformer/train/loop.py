@@ -14,15 +14,15 @@ from rich.console import Console
 from torch import Tensor
 
 from superformer import data
-from superformer.build import supernet
-from superformer.elastic.synced import synchronise
-from superformer.errors import StoppedError, SuperformerError
+from superformer.errors import StoppedError
 from superformer.families.base import Network
 from superformer.interrupt import deferred
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
 from superformer.space import Space
-from superformer.train import checkpoint, state, teachers, watch
+from superformer.train import checkpoint, state, watch
+from superformer.train.order import sort_channels
+from superformer.train.prepare import prepare
 from superformer.train.show import Display, Metrics, Pace
 from superformer.train.step import Outcome, Trainer
 from superformer.train.world import World
@@ -77,10 +77,13 @@ class _Loop:
         self.steps = max(1, round(self.recipe.train.epochs * self.steps_per_epoch))
 
     def go(self) -> Run:
-        trainer = self._trainer()
+        trainer = prepare(
+            self.recipe, self.space, self.pictures.classes, self.steps, self.steps_per_epoch, self.world,
+            begins=not checkpoint.listed(self.run.checkpoints), tell=self._say,
+        )  # fmt: skip
         done = self._resume(trainer)
         if done >= self.steps and self.run.supernet_file.exists():
-            self.console.print(f"{self.run.folder} is already trained ({self.steps} steps)", highlight=False, soft_wrap=True)
+            self._say(f"{self.run.folder} is already trained ({self.steps} steps)")
             return self.run
         self._steps(trainer, done)
         if self.world.first:
@@ -89,32 +92,27 @@ class _Loop:
         self.world.wait()
         return self.run
 
-    def _trainer(self) -> Trainer:
-        recipe = self.recipe
-        words: dict[str, Any] = {}
-        if recipe.mix.patches != "off":
-            if self.space.family != "vit_res":
-                raise SuperformerError(
-                    f"mix.patches needs a network with a patch head (family vit_res), not {self.space.family}: set mix.patches=off"
-                )
-            words["patch_head"] = True
-        net = supernet(self.space, len(self.pictures.classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **words)
-        net.to(self.world.device).train()
-        if recipe.train.sync_norm and self.world.size > 1:
-            synchronise(net)
-        taught = teachers.load(recipe.loss.teachers, net.num_classes, recipe.data.mean, recipe.data.std, self.pictures.classes)
-        return Trainer(net, recipe, self.steps, self.steps_per_epoch, self.world, [t.to(self.world.device) for t in taught])
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _sort(self, trainer: Trainer) -> None:
+        """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance; the optimiser's
+        moments and the average of the weights follow (the released ones do not)."""
+        order = sort_channels(trainer.net)
+        order.follow(trainer.optimizer, trainer.net)
+        if trainer.ema is not None:
+            order.apply(trainer.ema.module.state_dict())
 
     def _resume(self, trainer: Trainer) -> int:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             found = checkpoint.latest(self.run.checkpoints)
         for warning in told:
-            self.console.print(f"warning: {warning.message}", highlight=False, soft_wrap=True)
+            self._say(f"warning: {warning.message}")
         if found is None:
             return 0
         state.restore(trainer, found)
-        self.console.print(f"going on after step {found.step} of {self.steps}", highlight=False, soft_wrap=True)
+        self._say(f"going on after step {found.step} of {self.steps}")
         return found.step
 
     def _steps(self, trainer: Trainer, done: int) -> None:
@@ -135,6 +133,8 @@ class _Loop:
         recipe, world = self.recipe, self.world
         epoch, at = divmod(done, self.steps_per_epoch)
         self.done = done
+        if at == 0 and done < recipe.train.channel_sort * self.steps:
+            self._sort(trainer)
         batches = data.train_batches(
             self.pictures.train, recipe.data, recipe.mix, self.img_size,
             seed=recipe.seed, epoch=epoch, batch_size=recipe.train.batch_size, start=at, rank=world.rank, world=world.size,
