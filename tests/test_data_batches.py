@@ -188,10 +188,19 @@ def test_evaluation_leaves_nothing_out_and_keeps_its_squares():
     labels = torch.cat([y for _, y in eval_batches(p, PLAIN, SIZE, 16)])
     assert labels.tolist() == p.labels.tolist()
     kept = next(iter(p._frames.values()))
-    list(eval_batches(p, PLAIN, SIZE, 16, limit=9))
+    list(eval_batches(p, PLAIN, SIZE, 16))
     assert next(iter(p._frames.values())) is kept
-    some = torch.cat([y for _, y in eval_batches(p, PLAIN, SIZE, 4, limit=9)])
-    assert torch.bincount(some).tolist() == [3, 3, 3]
+
+
+def test_a_limited_evaluation_cuts_few_pictures_and_always_the_same():
+    p, other = varied(), varied()
+    first, again = (list(eval_batches(p, PLAIN, SIZE, 4, limit=9)) for _ in range(2))
+    assert not p._frames
+    list(eval_batches(other, PLAIN, SIZE, 50))
+    for (x, y), *more in zip(first, again, eval_batches(other, PLAIN, SIZE, 4, limit=9), strict=True):
+        assert all(torch.equal(x, x2) and torch.equal(y, y2) for x2, y2 in more)
+    assert torch.bincount(torch.cat([y for _, y in first])).tolist() == [3, 3, 3]
+    assert sum(len(y) for _, y in eval_batches(p, PLAIN, SIZE, 4, limit=99)) == 50
 
 
 def test_evaluation_without_memory_sees_the_same():

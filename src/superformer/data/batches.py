@@ -20,7 +20,7 @@ from superformer.data.augment import Share, TimmTransform
 from superformer.data.draws import generator
 from superformer.data.frames import Frame
 from superformer.data.pictures import Pictures
-from superformer.data.split import Ints, subset
+from superformer.data.split import Ints
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data, Mix
 
@@ -103,10 +103,10 @@ def eval_batches(
     """
     augment.check(settings)
     frame = Frame(img_size, settings.crop, settings.interpolation)
-    chosen = subset(pictures.labels, len(pictures) if limit is None else limit)
+    chosen = pictures if limit is None else pictures.few(limit)
     for start in range(0, len(chosen), batch_size):
-        part = chosen[start : start + batch_size]
-        yield augment.normalise(pictures.frames(frame, part), settings), torch.from_numpy(pictures.labels[part])
+        part = np.arange(start, min(start + batch_size, len(chosen)))
+        yield augment.normalise(chosen.frames(frame, part), settings), torch.from_numpy(chosen.labels[part])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from superformer.data.frames import Frame, shrunk
-from superformer.data.split import Ints
+from superformer.data.split import Ints, subset
 from superformer.data.stores import Arrays, Pixels, Store
 from superformer.errors import SuperformerError
 
@@ -40,6 +40,7 @@ class Pictures:
         self.index = np.arange(len(labels)) if index is None else index
         self.labels = np.asarray(labels, dtype=np.int64)
         self._frames: dict[Frame, Tensor] = {}
+        self._few: dict[int, Pictures] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,6 +49,16 @@ class Pictures:
         """The pictures of these indices, in this order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
+
+    def few(self, n: int) -> Pictures:
+        """Always the same ``n`` pictures (all, if there are no more), the classes as equal in number as can be; their squares are kept."""
+        if n >= len(self):
+            return self
+        if n not in self._few:
+            chosen = subset(self.labels, n)
+            self._few[n] = self.take(chosen)
+            self._few[n]._frames = {frame: kept.index_select(0, torch.from_numpy(chosen)) for frame, kept in self._frames.items()}
+        return self._few[n]
 
     @cached_property
     def fingerprint(self) -> str:

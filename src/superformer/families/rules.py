@@ -31,9 +31,9 @@ def undivided_heads(space: Space) -> Iterable[str]:
                 yield f"an attention width of {attn} does not divide into {bad[0]} heads (stage {i}, block {p})"
 
 
-def undivided_pictures(space: Space, *patches: int) -> Iterable[str]:
+def undivided_pictures(resolutions: Iterable[int], *patches: int) -> Iterable[str]:
     """A sentence for every input size that does not divide into one of the patches."""
-    for resolution in space.widths("resolution"):
+    for resolution in resolutions:
         for patch in patches:
             if patch < 1 or resolution % patch:
                 yield f"a picture of {resolution} pixels does not divide into patches of {patch}"

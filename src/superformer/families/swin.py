@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def rules(space: Space) -> Iterable[str]:
-    yield from undivided_pictures(space, PATCH)
+    yield from undivided_pictures(space.widths("resolution"), PATCH)
     smallest = space.widths("resolution")[0]
     for i, stage in enumerate(space.stages):
         side = halved((smallest // PATCH, smallest // PATCH), i)[0]

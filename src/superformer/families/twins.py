@@ -64,8 +64,8 @@ def rules(space: Space) -> Iterable[str]:
             if wrong := [t for t in types(space, i, p) if t not in TYPES]:
                 yield f"a block is local or global, not {wrong[0]!r} (stage {i}, block {p})"
     yield from undivided_heads(space)
-    yield from undivided_pictures(space, patch)
     for resolution in space.widths("resolution"):
+        yield from undivided_pictures([resolution], patch)
         for i, stage in enumerate(space.stages):
             side, uses = resolution // patch >> i, any("global" in types(space, i, p) for p in range(stage.positions))
             if side < (ratio(sr, i) if uses else 1):

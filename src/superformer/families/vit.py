@@ -55,7 +55,7 @@ def rules(space: Space) -> Iterable[str]:
     if option("class_attention") and (option("rel_pos") or option("pool") != "cls"):
         yield "class attention goes with pool=cls and without relative positions"
     yield from many_resolutions(space)
-    yield from undivided_pictures(space, *space.widths("patch_size"))
+    yield from undivided_pictures(space.widths("resolution"), *space.widths("patch_size"))
     yield from undivided_heads(space)
     if option("rel_pos") and any(len({a // h for a in widths for h in heads}) > 1 for _, _, widths, heads in free_heads(space)):
         yield "relative positions need heads of one width: write attn=times(head_width, of='heads')"

@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {
 
 def rules(space: Space) -> Iterable[str]:
     yield from many_resolutions(space)
-    yield from undivided_pictures(space, PATCH)
+    yield from undivided_pictures(space.widths("resolution"), PATCH)
     for i in range(1, len(space.stages)):
         before, here = space.widths("width", i - 1), space.widths("width", i)
         if VitRes.schema.option(space.options, "residual") and here[0] < before[-1]:
