@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import random
 import threading
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from superformer.data import Pictures, eval_batches, load, steps_per_epoch, train_batches
 from superformer.data.ahead import Ahead
 from superformer.data.augment import Share, seeded, shift_batch
+from superformer.data.batches import _Varied
 from superformer.data.stores import Arrays
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data, Mix
@@ -178,6 +180,13 @@ def test_small_pictures_grow_to_the_input(augment):
     assert batch.x.dtype == torch.float32
     assert batch.x.is_contiguous()
     assert batch.target.shape == (32, 10)
+
+
+def test_workers_may_be_started_anew():
+    """Where processes are not forked, what they need is pickled."""
+    here = _Varied(varied(), TIMM, SIZE, 0, 0)
+    there = pickle.loads(pickle.dumps(here))
+    assert torch.equal(here[3, 1], there[3, 1])
 
 
 # --- evaluation ---

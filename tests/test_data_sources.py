@@ -148,6 +148,18 @@ def test_a_reader_of_timm_without_a_test_part_that_only_streams(monkeypatch):
     fails("wds/some", "does not fit 0 GB", settings=Data(memory=0))
 
 
+def test_a_test_part_that_fails_is_not_one_that_is_missing(monkeypatch):
+    from timm.data import dataset_factory
+
+    def create(name, split, **_):
+        if split == "train":
+            return Numbered(20)
+        raise OSError("no network")
+
+    monkeypatch.setattr(dataset_factory, "create_dataset", create)
+    fails("hfds/some", "the test part of hfds/some .*no network")
+
+
 # --- pixels ---
 
 
@@ -349,7 +361,7 @@ def test_an_empty_test_set(tmp_path):
 
 
 def test_a_reader_that_timm_cannot_open(tmp_path):
-    fails(f"torch/nonsense:{tmp_path}", "timm could not read 'torch/nonsense.*Unknown torchvision dataset")
+    fails(f"torch/nonsense:{tmp_path}", "timm could not read torch/nonsense.*Unknown torchvision dataset")
     fails(f"torch/image_folder:{tmp_path}", "give the folder itself")
 
 

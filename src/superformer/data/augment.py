@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from superformer.data.draws import number
@@ -156,19 +156,17 @@ def _timm(settings: Data, img_size: int) -> Callable[[Image.Image], Tensor]:
 
 
 def _posterize_to_black(transform: Any) -> None:
-    """Let timm's posterize keep no bit of a picture, as its strongest setting asks; Pillow 12 and later refuse that."""
+    """Let timm's posterize keep no bit of a picture, as its strongest setting asks; newer versions of Pillow refuse that."""
     from timm.data.auto_augment import posterize
-
-    def tolerant(picture: Image.Image, bits: int, **more: Any) -> Image.Image:
-        if bits < 1:
-            return Image.new(picture.mode, picture.size)
-        kept: Image.Image = posterize(picture, bits, **more)  # type: ignore[no-untyped-call]
-        return kept
 
     for step in transform.transforms:
         groups = [getattr(step, "ops", []), *getattr(step, "policy", [])]
         for op in (op for group in groups for op in group if getattr(op, "aug_fn", None) is posterize):
-            op.aug_fn = tolerant
+            op.aug_fn = _posterize
+
+
+def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
+    return picture if bits >= 8 else ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)
 
 
 def _three(values: tuple[float, ...]) -> tuple[float, ...]:

@@ -31,12 +31,20 @@ def read_timm(spec: str, memory: float) -> tuple[Read, Read | None]:
         raise SuperformerError(f"--data {spec!r} reads folders, which need no reader: give the folder itself")
     train = _part(name, root, ("train",), memory)
     if isinstance(train, Exception):
-        raise SuperformerError(
-            f"timm could not read {spec!r} ({type(train).__name__}: {train}): check the name, the network and that the reader's package "
-            f"is installed; a folder may follow after a colon"
-        ) from train
+        raise _unread(spec, train) from train
     test = _part(name, root, ("validation",) if name.startswith("torch/") else ("test", "validation"), memory, train[2])
-    return train, None if isinstance(test, Exception) else test
+    if not isinstance(test, Exception):
+        return train, test
+    if name.startswith("torch/") or not isinstance(test, (KeyError, ValueError)):  # what the others raise for a split that is not there
+        raise _unread(f"the test part of {spec}", test) from test
+    return train, None
+
+
+def _unread(what: str, problem: Exception) -> SuperformerError:
+    return SuperformerError(
+        f"timm could not read {what} ({type(problem).__name__}: {problem}): check the name, the network and that the reader's package is "
+        f"installed; a folder may follow after a colon"
+    )
 
 
 def _part(name: str, root: str, splits: Sequence[str], memory: float, classes: tuple[str, ...] = ()) -> Read | Exception:
