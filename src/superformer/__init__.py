@@ -20,19 +20,23 @@ if TYPE_CHECKING:
     from superformer.families import register as register_family
     from superformer.space import Space, Stage, ratio, times
     from superformer.space.arch import Arch
+    from superformer.recipes import resolve as recipe
+    from superformer.run import Run
     from superformer.spaces import models, space, spaces
+    from superformer.train.loop import train
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Arch", "ArchError", "InfeasibleError", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw", "model", "models",
-    "official", "ratio", "recalibrate", "register_family", "register_model", "sharing", "space", "spaces", "supernet", "times",
+    "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw", "model", "models",
+    "official", "ratio", "recalibrate", "recipe", "register_family", "register_model", "sharing", "space", "spaces", "supernet", "times", "train",
 ]  # fmt: skip
 
 lazy(__name__, {
     "Arch": "space.arch:Arch", "Space": "space:Space", "Stage": "space:Stage", "cost": "cost:cost", "draw": "draw:draw",
     "model": "build:model", "models": "spaces:models", "official": "official", "ratio": "space:ratio",
     "recalibrate": "elastic.conv:recalibrate", "register_family": "families:register", "sharing": "sharing", "space": "spaces:space",
-    "spaces": "spaces:spaces", "supernet": "build:supernet", "times": "space:times",
+    "spaces": "spaces:spaces", "supernet": "build:supernet", "times": "space:times", "Run": "run:Run",
+    "recipe": "recipes:resolve", "train": "train.loop:train",
 })  # fmt: skip
 register_with_timm()

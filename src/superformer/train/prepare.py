@@ -42,7 +42,7 @@ def prepare(
         raise SuperformerError(f"train.channel_sort puts the best channels first; {recipe.sharing} sharing has no first ones: set it to 0")
     if recipe.sampling.rule == "multi" and recipe.train.batch_size % (recipe.sampling.networks * recipe.train.accumulate * world.size):
         raise SuperformerError(
-            f"a batch of {recipe.train.batch_size} cannot be shared equally by {recipe.sampling.networks} networks in {world.size} processes"
+            f"a batch of {recipe.train.batch_size} cannot be shared equally by {recipe.sampling.networks} networks, {world.size} processes"
             f" and {recipe.train.accumulate} parts: change train.batch_size or sampling.networks"
         )
     taught = teachers.load(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, tuple(classes))
