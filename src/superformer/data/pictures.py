@@ -25,7 +25,8 @@ KEEP = 1.5
 """Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input size."""
 BROKEN = 0.01
 """The largest share of pictures that do not decode which is skipped with a warning."""
-CHUNK = 256
+CHUNK = 64
+"""Pictures that are read or cut at a time."""
 
 
 class Pictures:
@@ -155,14 +156,17 @@ class Pictures:
     def _sound(self, read: Callable[[int], T], threads: int) -> tuple[Pictures, list[T]]:
         """The pictures that can be read, and what was read; a few that cannot are left out with a warning."""
 
-        def attempt(i: np.int64) -> tuple[T | None, Exception | None]:
+        def attempt(i: int) -> tuple[T | None, Exception | None]:
             try:
-                return read(int(i)), None
+                return read(i), None
             except Exception as problem:
                 return None, problem
 
+        def some(start: int) -> list[tuple[T | None, Exception | None]]:
+            return [attempt(i) for i in self.index[start : start + CHUNK].tolist()]
+
         with ThreadPoolExecutor(max(threads, 1)) as pool:
-            results = list(pool.map(attempt, self.index))
+            results = [result for part in pool.map(some, range(0, len(self), CHUNK)) for result in part]
         bad = [i for i, (_, problem) in enumerate(results) if problem is not None]
         if not bad:
             return self, [r for r, _ in results if r is not None]
