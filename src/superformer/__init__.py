@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from superformer.draw import draw
     from superformer.elastic.conv import recalibrate
     from superformer.families import register as register_family
-    from superformer.space import Space, Stage, ratio, times
-    from superformer.space.arch import Arch
     from superformer.recipes import resolve as recipe
     from superformer.run import Run
+    from superformer.space import Space, Stage, ratio, times
+    from superformer.space.arch import Arch
     from superformer.spaces import models, space, spaces
     from superformer.train.loop import train
 
@@ -29,7 +29,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw", "model", "models",
-    "official", "ratio", "recalibrate", "recipe", "register_family", "register_model", "sharing", "space", "spaces", "supernet", "times", "train",
+    "official", "ratio", "recalibrate", "recipe", "register_family", "register_model", "sharing", "space", "spaces", "supernet", "times",
+    "train",
 ]  # fmt: skip
 
 lazy(__name__, {

@@ -86,8 +86,9 @@ class Trainer:
     def __post_init__(self) -> None:
         recipe, net = self.recipe, self.net
         self.sampler = Sampler(
-            net.space, recipe.sampling, sharing=recipe.sharing, num_classes=net.num_classes, seed=recipe.seed, total_steps=self.steps
-        )
+            net.space, recipe.sampling, sharing=recipe.sharing, num_classes=net.num_classes, seed=recipe.seed, total_steps=self.steps,
+            img_size=recipe.img_size,
+        )  # fmt: skip
         self.plain_decay = recipe.optimizer.decay_unused or self.sampler.covers_all()
         self.optimizer = optimize.build(net, recipe.optimizer, decay=self.plain_decay)
         self.schedule = optimize.Schedule(self.optimizer, recipe.optimizer, self.steps, self.steps_per_epoch)
