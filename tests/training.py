@@ -44,7 +44,18 @@ def environment() -> dict[str, str]:
 def command(*words: str, processes: int = 1) -> list[str]:
     if processes == 1:
         return [sys.executable, "-m", "superformer", *words]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "superformer", *words]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        "-m",
+        "superformer",
+        "--",
+        *words,
+    ]
 
 
 def superformer(*words: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

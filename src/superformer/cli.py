@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import Annotated, Any
@@ -120,13 +121,11 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
     Example: superformer train --recipe s3-laptop --data digits --run runs/first
 
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi sampling.networks=4
-    (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer train ...
+    (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer -- train ...
     """
     from superformer.train.loop import train as run_training
 
-    done = run_training(recipe, data, run, *(changes or []), console=console)
-    console.print(f"The supernet is in {escape(str(done.supernet_file))}", highlight=False, soft_wrap=True)
-    console.print(f"Next: superformer eval --run {escape(run)}", style="dim", highlight=False, soft_wrap=True)
+    run_training(recipe, data, run, *(changes or []), console=console)
 
 
 @app.command(name="eval")
@@ -191,6 +190,8 @@ def _said(column: str, value: Any) -> str:
 
 def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
     try:
         app(standalone_mode=False)
     except SuperformerError as error:

@@ -89,11 +89,12 @@ class _Loop:
         if self.world.first:
             facts = {"step": self.steps, "mean": self.recipe.data.mean, "std": self.recipe.data.std}
             save_supernet(trainer.best, self.run.supernet_file, self.pictures.classes, **facts)
+            self._say(f"The supernet is in {self.run.supernet_file}\nNext: superformer eval --run {self.run.folder}")
         self.world.wait()
         return self.run
 
     def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _sort(self, trainer: Trainer) -> None:
         """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance; the optimiser's

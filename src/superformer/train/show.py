@@ -120,7 +120,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        (self.progress.console if self.progress is not None else self.console).print(text, highlight=False, soft_wrap=True)
+        (self.progress.console if self.progress is not None else self.console).print(text, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         if self.progress is not None:
