@@ -1,0 +1,112 @@
+"""The settings of every search method; the defaults are the papers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from superformer.errors import SuperformerError, nearest
+from superformer.recipes.settings import Part
+
+
+class Evolution(Part):
+    """S3's evolution search (algorithm 3, appendix A), the defaults, or ViT-ResNAS's (section 2.3 and 3.1), ``preset="vit-resnas"``."""
+
+    method: Literal["evolution"] = "evolution"
+    preset: Literal["s3", "vit-resnas"] = Field("s3", description="whose settings all others begin with")
+    form: Literal["blocks", "parameters"] = Field("blocks", description="vary depths and whole blocks (S3) or each parameter (ViT-ResNAS)")
+    first: int = Field(50, ge=1, description="random architectures to begin with")
+    rounds: int = Field(20, ge=1, description="populations that are evaluated, the first among them")
+    parents: int = Field(10, ge=1, description="the best of all so far that have children")
+    mutants: int = Field(25, ge=0, description="of each later round")
+    crossovers: int = Field(25, ge=0, description="of each later round")
+    p: float = Field(0.3, ge=0, le=1, description="parameters: probability that one is drawn anew")
+    p_depth: float = Field(0.2, ge=0, le=1, description="blocks: probability that a stage's depth is drawn anew")
+    p_embed: float = Field(0.2, ge=0, le=1, description="blocks: probability that a stage's embedding is drawn anew")
+    p_block: float = Field(0.4, ge=0, le=1, description="blocks: probability that a block is drawn anew")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begin_with_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = given.get("preset")
+        return {**PRESETS.get(preset if isinstance(preset, str) else "s3", {}), **given}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "s3": {},
+    "vit-resnas": {"form": "parameters", "first": 500, "rounds": 20, "parents": 75, "mutants": 75, "crossovers": 75, "p": 0.3},
+}
+
+
+class Nsga2(Part):
+    """NSGA-II with ViTAS's settings (v1, appendix A; v2, appendix A.3; operators as released)."""
+
+    method: Literal["nsga2"] = "nsga2"
+    population: int = Field(50, ge=2, description="architectures of each generation")
+    generations: int = Field(40, ge=1, description="populations that are evaluated, the first among them")
+    crossover: float = Field(0.9, ge=0, le=1, description="probability of two-point crossover; otherwise a parent is only mutated")
+    eta: float = Field(3.0, ge=0, description="polynomial mutation: the larger, the smaller the steps")
+    p: float | None = Field(None, ge=0, le=1, description="probability that a gene mutates; none: one gene of each child on average")
+
+
+class Predictor(Part):
+    """NASViT's search on predicted accuracy (algorithm 2, appendix C.1)."""
+
+    method: Literal["predictor"] = "predictor"
+    first: int = Field(1024, ge=8, description="random architectures that are evaluated: half to train the predictor, half to validate it")
+    trees: int = Field(100, ge=1, description="of the random forest")
+    parents: int = Field(128, ge=2, description="best on predictions that have children")
+    mutants: int = Field(128, ge=0, description="of each round")
+    crossovers: int = Field(128, ge=0, description="of each round")
+    rounds: int = Field(40, ge=0, description="of evolution on predictions")
+    p: float = Field(0.1, ge=0, le=1, description="probability that a parameter of a mutant is drawn anew (0.1 as released)")
+    front: int = Field(
+        128, ge=1, description="the best predicted ones that are evaluated at the end, the predicted front before all others"
+    )
+
+
+class Random(Part):
+    """Random architectures within the limits."""
+
+    method: Literal["random"] = "random"
+    evaluations: int = Field(1000, ge=1)
+    batch: int = Field(50, ge=1, description="asked for at once")
+
+
+class Exhaustive(Part):
+    """Every architecture within the limits, for small spaces (ViTAS v1's blocks, section 5.3)."""
+
+    method: Literal["exhaustive"] = "exhaustive"
+    batch: int = Field(100, ge=1, description="asked for at once")
+    most: int = Field(100_000, ge=1, description="paths of a space that is not too large")
+
+
+Settings = Evolution | Nsga2 | Predictor | Random | Exhaustive
+"""A part of a recipe could hold any: ``Field(discriminator="method")``."""
+
+KINDS: dict[str, type[Part]] = {
+    "evolution": Evolution,
+    "nsga2": Nsga2,
+    "predictor": Predictor,
+    "random": Random,
+    "exhaustive": Exhaustive,
+}
+
+
+def resolve(name: str, values: Mapping[str, Any] | None = None) -> Part:
+    """The settings of a method; the error names the nearest method or setting, or what is possible."""
+    if name not in KINDS:
+        raise SuperformerError(f"unknown search method {name!r}: {nearest(name, KINDS)}")
+    kind = KINDS[name]
+    try:
+        return kind.model_validate(dict(values or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(p) for p in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise SuperformerError(f"{name} has no setting {key!r}: {nearest(key, kind.model_fields)}") from error
+        raise SuperformerError(f"{name}: {key}: {first['msg']}, not {first['input']!r}") from error
