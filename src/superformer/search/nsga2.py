@@ -42,7 +42,7 @@ class Nsga2(Proposer):
         super().__init__(problem)
         self.settings = settings
         self.population: Ints = np.zeros(0, dtype=np.int64)
-        self._told = 0
+        self._rank, self._distance, self._told = self.population, np.zeros(0), 0
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         own = self.settings
@@ -59,12 +59,11 @@ class Nsga2(Proposer):
     def _survive(self) -> None:
         """Of the population and the rows told since, the best stay."""
         pool = np.concatenate([self.population, np.arange(self._told, len(self.ledger))])
-        self.population = pool[pareto.best(self.ledger.scores[pool], self.problem.maximise, self.settings.population)]
-        self._told = len(self.ledger)
+        order, self._rank, self._distance = pareto.ordered(self.ledger.scores[pool], self.problem.maximise, self.settings.population)
+        self.population, self._told = pool[order], len(self.ledger)
 
     def _children(self, n: int, rng: np.random.Generator) -> Genes:
-        scores, maximise = self.ledger.scores[self.population], self.problem.maximise
-        chosen = tournaments(pareto.ranks(scores, maximise), pareto.crowding(scores, maximise), -(-n // 2), rng)
+        chosen = tournaments(self._rank, self._distance, -(-n // 2), rng)
         first, second = (self.ledger.genes[self.population[chosen[:, k]]] for k in range(2))
         crossed = two_point(self.space, first, second, self.settings.crossover, rng)[:n]
         return polynomial(self.space, crossed, self.settings.eta, self.settings.p, rng)

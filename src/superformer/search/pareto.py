@@ -6,6 +6,7 @@ is not a number (what could not be evaluated) are on no front.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,23 +45,34 @@ def front(scores: Any, maximise: Sequence[bool]) -> Ints:
 
 
 def crowding(scores: Any, maximise: Sequence[bool]) -> Floats:
-    """NSGA-II's crowding distance of each row within its own front: the ends of a front are infinitely far from all others."""
+    """NSGA-II's crowding distance of each row, all rows being one front: its ends are infinitely far from the others."""
     from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
 
-    turned, rank = minimised(scores, maximise), ranks(scores, maximise)
-    out = np.zeros(len(turned))
-    distance = get_crowding_function("cd")
-    for number in range(int(rank.max(initial=-1)) + 1):
-        rows = rank == number
-        out[rows] = distance.do(turned[rows])
-    return out
+    distance: Floats = get_crowding_function("cd").do(minimised(scores, maximise))
+    return distance
 
 
 def best(scores: Any, maximise: Sequence[bool], n: int) -> Ints:
-    """The ``n`` best rows: by front, then the least crowded, then the first (NSGA-II's survival)."""
-    rank = ranks(scores, maximise)
-    order = np.lexsort((-crowding(scores, maximise), rank))
-    return order[rank[order] >= 0][:n]
+    """The ``n`` best rows: by front, then the least crowded of their front, then the first (NSGA-II's survival)."""
+    return ordered(scores, maximise, n)[0]
+
+
+def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, Floats]:
+    """The ``n`` best rows, the fronts they are on, and how far from their neighbours there."""
+    given, rank = np.asarray(scores, dtype=np.float64), ranks(scores, maximise)
+    by_front = np.argsort(rank, kind="stable")
+    ends = np.searchsorted(rank[by_front], np.arange(rank.max(initial=-1) + 2))
+    rows, distances = [by_front[:0]], [np.zeros(0)]
+    for start, end in itertools.pairwise(ends):
+        if start - ends[0] >= n:
+            break
+        members = by_front[start:end]
+        distance = crowding(given[members], maximise)
+        order = np.argsort(-distance, kind="stable")
+        rows.append(members[order])
+        distances.append(distance[order])
+    kept = np.concatenate(rows)[:n]
+    return kept, rank[kept], np.concatenate(distances)[:n]
 
 
 def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float]) -> float:
