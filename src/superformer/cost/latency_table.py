@@ -1,0 +1,329 @@
+"""Latency of whole populations, predicted from networks that were measured here.
+
+A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each part (what leads into
+a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter. `LatencyTable.build` measures some tens of networks
+of the space in turn and finds these numbers by least squares on relative errors; none is negative, so that more blocks never take less
+time. The error is told on networks that took no part in the fit.
+
+This is simpler than timing every setting of every block, and holds for every runtime, where blocks cannot be timed one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.stats import spearmanr
+
+from superformer import files
+from superformer.build import model
+from superformer.cost.latency import Size, Timing, machine, measure_in_turn
+from superformer.cost.population import AT_ONCE, Terms, skeleton
+from superformer.elastic.count import Cost
+from superformer.errors import SuperformerError
+from superformer.families.base import Network
+from superformer.space import Genes, Space
+from superformer.space.arch import Arch, load_json
+
+Floats = NDArray[np.float64]
+Progress = Callable[[float], None]
+Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
+"""Seconds of each architecture, measured for so many seconds in all."""
+
+VERSION = 1
+MOST = {"eager": 64, "compiled": 32, "onnx": 32}
+"""Networks that are measured for the fit, if the time allows; making one ready takes seconds with ONNX, and half a minute compiled."""
+LEAST = 24
+HELD_OUT = 0.25
+"""Networks measured besides to tell the error, as a part of those for the fit."""
+RUNS = 30
+"""Runs that a network needs for a median."""
+AT_A_TIME = 250_000_000
+"""Parameters of networks that are in memory together."""
+
+BASE = "base"
+COUNTS = ("block", "mac", "parameter")
+
+
+class LatencyError(SuperformerError):
+    """A table of latencies that does not hold here."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How good a table is: on ``held_out`` networks that were not among the ``networks`` of the fit.
+
+    Errors are relative; ``rank`` is Spearman's correlation of predicted and measured times; ``slowest`` and ``fastest`` were measured.
+    """
+
+    networks: int
+    held_out: int
+    median_error: float
+    p90_error: float
+    rank: float
+    fastest: float
+    slowest: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A network that was measured for real, beside what the table said."""
+
+    arch: Arch
+    predicted: float
+    timing: Timing
+
+    @property
+    def error(self) -> float:
+        """How much more (or less) was predicted, as a part of the measured time."""
+        return self.predicted / self.timing.median - 1
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Seconds of each part of a space's networks for one batch.
+
+    ``parts`` has seconds a block, a MAC and a parameter (of one picture); what does not differ between the networks is in ``base``.
+    """
+
+    machine: str
+    threads: int
+    runtime: str
+    device: str
+    batch: int
+    num_classes: int
+    img_size: Size | None
+    family: str
+    options: dict[str, Any]
+    stages: int
+    base: float
+    parts: dict[str, tuple[float, float, float]]
+    fit: Fit
+
+    # --- asking ---
+
+    def latency(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> Floats:
+        """Predicted seconds for one batch, of architectures or of rows of genes."""
+        genes = _genes(space, archs)
+        total = np.full(len(genes), self.base)
+        for rows, part, counted in self._walk(space, genes):
+            total[rows] += counted @ np.asarray(self.parts[part])
+        return total
+
+    def where(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> dict[str, Floats]:
+        """Where the time goes: the seconds of each part. They add up to `latency`."""
+        genes = _genes(space, archs)
+        found = {BASE: np.full(len(genes), self.base)}
+        for rows, part, counted in self._walk(space, genes):
+            found.setdefault(part, np.zeros(len(genes)))[rows] += counted @ np.asarray(self.parts[part])
+        return found
+
+    def _walk(self, space: Space, genes: Genes) -> Iterator[tuple[slice, str, Floats]]:
+        if (space.family, dict(space.options), len(space.stages)) != (self.family, self.options, self.stages):
+            raise LatencyError(
+                f"the table was made for {self.family} networks of {self.stages} stages with the options {self.options}; {space.name} has "
+                f"{space.family} networks of {len(space.stages)} stages with {dict(space.options)}: build a table for it"
+            )
+        for rows, part, counted in _counts(space, genes, self.num_classes, self.img_size):
+            if part not in self.parts:
+                raise LatencyError(f"the table knows nothing about {part} of {space.name}: build a table for this space")
+            yield rows, part, counted
+
+    def against(
+        self,
+        space: Space,
+        archs: Sequence[Arch],
+        seconds: float = 2.0,
+        models: Sequence[Network] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Checked]:
+        """Networks (of a front) measured for real, for ``seconds`` each, beside what is predicted of them."""
+        models = [model(a, self.num_classes) for a in archs] if models is None else models
+        timings = measure_in_turn(
+            models, self.img_size, batch=self.batch, threads=self.threads, runtime=self.runtime, seconds=seconds, device=self.device,
+            progress=progress,
+        )  # fmt: skip
+        return [Checked(a, float(p), t) for a, p, t in zip(archs, self.latency(space, archs), timings, strict=True)]
+
+    # --- making ---
+
+    @staticmethod
+    def build(
+        space: Space,
+        num_classes: int = 1000,
+        img_size: Size | None = None,
+        *,
+        batch: int = 1,
+        threads: int = 1,
+        runtime: str = "eager",
+        device: str = "cpu",
+        seconds: float = 30.0,
+        networks: int | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        timer: Timer | None = None,
+    ) -> LatencyTable:
+        """Measure networks of the space, drawn with ``seed``, for about ``seconds``, and fit a table.
+
+        ``networks`` for the fit: without a number as many as the time allows. ``progress`` gets the part that is done, from 0 to 1.
+        ``timer`` replaces the measuring.
+        """
+        timer = timer or _timer(num_classes, img_size, batch, threads, runtime, device)
+        progress = progress or (lambda done: None)
+        if networks is None:
+            longest = timer([space.largest()], seconds / 30, lambda done: None)[0]
+            networks = int(np.clip(seconds / (RUNS * longest * (1 + HELD_OUT)), LEAST, MOST.get(runtime, LEAST)))
+        held = max(2, round(networks * HELD_OUT))
+        genes = space.sample_genes(networks + held, np.random.default_rng(seed))
+        measured = np.asarray(timer(space.decode(genes), seconds, progress), dtype=np.float64)
+        fitted, rest = slice(0, networks), slice(networks, None)
+        base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), measured[fitted])
+        table = LatencyTable(
+            machine(device, runtime), threads, runtime, device, batch, num_classes, img_size, space.family, dict(space.options),
+            len(space.stages), base, parts, Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max())),
+        )  # fmt: skip
+        return replace(table, fit=_judge(table.fit, table.latency(space, genes[rest]), measured[rest]))
+
+    # --- JSON ---
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+    def save(self, path: Path) -> None:
+        files.write(path, self.to_json())
+
+    @staticmethod
+    def from_json(text: str, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1) -> LatencyTable:
+        """A stored table, if it holds for this machine and for what is asked."""
+        data = load_json(text, "a table of latencies", LatencyError)
+        if data.pop("version", None) != VERSION:
+            raise LatencyError(f"this table of latencies is not of version {VERSION}: build it again")
+        try:
+            size = data.pop("img_size")
+            parts = {str(name): (float(a), float(b), float(c)) for name, (a, b, c) in data.pop("parts").items()}
+            table = LatencyTable(img_size=tuple(size) if isinstance(size, list) else size, parts=parts, fit=Fit(**data.pop("fit")), **data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
+        here = {"machine": machine(device, runtime), "threads": threads, "runtime": runtime, "device": device, "batch": batch}
+        other = [f"{name}: {getattr(table, name)} then, {value} now" for name, value in here.items() if getattr(table, name) != value]
+        if other:
+            raise LatencyError(f"this table of latencies was measured under other conditions ({'; '.join(other)}): build one here")
+        return table
+
+    @staticmethod
+    def load(path: Path, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1) -> LatencyTable:
+        """The table of a file (see `from_json`)."""
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LatencyError(f"the table of latencies {path} cannot be read: {error}") from error
+        try:
+            return LatencyTable.from_json(text, threads=threads, runtime=runtime, device=device, batch=batch)
+        except LatencyError as error:
+            raise LatencyError(f"{path}: {error}") from error
+
+
+# --- what is counted ---
+
+
+def _genes(space: Space, archs: Genes | Iterable[Arch] | Arch) -> Genes:
+    if isinstance(archs, np.ndarray):
+        return archs
+    return space.encode([archs] if isinstance(archs, Arch) else archs)
+
+
+def _counts(space: Space, genes: Genes, num_classes: int, img_size: Size | None) -> Iterator[tuple[slice, str, Floats]]:
+    """Of each part, for some rows at a time: blocks, MACs and parameters. The terms are those of `superformer.cost.population`."""
+    terms = Terms(skeleton(space, num_classes), img_size)
+    for start in range(0, len(genes), AT_ONCE):
+        rows = slice(start, min(start + AT_ONCE, len(genes)))
+        values = space.population(genes[rows])
+        widths = terms.net.bind(values.choices, [s.choices for s in values.stages])
+        for i, stage in enumerate(values.stages):
+            scope = {**values.choices, **stage.choices}
+            yield rows, f"into stage {i}", _stack(terms.enter(i, widths, scope), np.ones(values.n))
+            for p, block in enumerate(stage.blocks):
+                cost = terms.block(i, p, widths, {**scope, **block})
+                for part, these in _kinds(f"stage {i}", {**stage.choices, **block}, stage.active[:, p]):
+                    yield rows, part, _stack(cost, these)
+        yield rows, "end", _stack(terms.exit(widths, values.choices), np.ones(values.n))
+
+
+def _kinds(part: str, values: dict[str, NDArray[Any]], active: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Blocks of different kinds (values that are words: local, global) are parts of their own."""
+    words = [v for v in values.values() if v.dtype.kind == "U"]
+    if not words:
+        yield part, active
+        return
+    kinds = np.asarray([" ".join(w) for w in zip(*words, strict=True)])
+    for kind in np.unique(kinds):
+        yield f"{part} {kind}", active & (kinds == kind)
+
+
+def _stack(cost: Cost, active: NDArray[Any]) -> Floats:
+    """Blocks, MACs and parameters of some architectures, as columns; nothing where the part does not run."""
+    columns = [np.broadcast_to(np.asarray(c, dtype=np.float64), active.shape) for c in (1, *cost)]
+    counted: Floats = np.stack(columns, 1) * active[:, None]
+    return counted
+
+
+def _tabulate(space: Space, genes: Genes, num_classes: int, img_size: Size | None) -> dict[str, Floats]:
+    """The sums over each part of whole networks."""
+    found: dict[str, Floats] = {}
+    for rows, part, counted in _counts(space, genes, num_classes, img_size):
+        found.setdefault(part, np.zeros((len(genes), len(COUNTS))))[rows] += counted
+    return found
+
+
+# --- the fit ---
+
+
+def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str, tuple[float, float, float]]]:
+    """The base and the seconds of each part that predict the measured times best; columns that never differ belong to the base."""
+    columns = np.concatenate([np.ones((len(measured), 1)), *parts.values()], 1)
+    scale = columns.max(0)
+    differs = np.ptp(columns, 0) > 0
+    differs[0] = True
+    solved = np.zeros(columns.shape[1])
+    solved[differs], _ = nnls(columns[:, differs] / scale[differs] / measured[:, None], np.ones(len(measured)), maxiter=100 * len(scale))
+    solved[differs] /= scale[differs]
+    return float(solved[0]), {p: (float(a), float(b), float(c)) for p, (a, b, c) in zip(parts, solved[1:].reshape(-1, 3), strict=True)}
+
+
+def _judge(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
+    errors = np.abs(predicted / measured - 1)
+    same = np.ptp(predicted) == 0 or np.ptp(measured) == 0
+    rank = 0.0 if same else float(spearmanr(predicted, measured).statistic)
+    return replace(fit, median_error=float(np.median(errors)), p90_error=float(np.quantile(errors, 0.9)), rank=rank)
+
+
+def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, runtime: str, device: str) -> Timer:
+    """Measures stand-alone networks in turn; in groups if they need much memory, with the first network in each group to tell the drift."""
+
+    def time(archs: Sequence[Arch], seconds: float, progress: Progress) -> list[float]:
+        models: list[Network] = []
+        times: list[float] = []
+        for k, arch in enumerate(archs):
+            models.append(model(arch, num_classes))
+            if sum(p.numel() for m in models for p in m.parameters()) < AT_A_TIME and k + 1 < len(archs):
+                continue
+            done, share = len(times) / len(archs), (k + 1 - len(times)) / len(archs)
+
+            def tell(part: float, done: float = done, share: float = share) -> None:
+                progress(done + part * share)
+
+            timings = measure_in_turn(
+                models, img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds / len(archs), device=device, progress=tell
+            )
+            found = [t.median for t in timings]
+            times += [t * times[0] / found[0] for t in found[1:]] if times else found
+            models = models[:1]
+        return times
+
+    return time
