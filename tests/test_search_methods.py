@@ -311,7 +311,11 @@ def test_a_method_of_ones_own(known):
 
 @pytest.mark.parametrize("name", ["evolution", "nsga2", "predictor", "random"])
 def test_limits_out_of_reach_are_refused_with_the_reachable_range(name):
-    for space, limits in (("nasvit", {"macs": (0, 1e6)}), ("vitas-resnet50", {"macs": (0, 1e12), "params": (1e9, np.inf)})):
+    for space, limits in (
+        ("nasvit", {"macs": (0, 1e6)}),
+        ("nasvit", {"macs": (1.9e9, 2e9), "params": (7e6, 8e6)}),
+        ("vitas-resnet50", {"macs": (0, 1e12), "params": (1e9, np.inf)}),
+    ):
         with pytest.raises(InfeasibleError, match=r"reachable: .*\d to .*\d"):
             method(Problem.of(sf.space(space), limits=limits), name).ask()
 
@@ -327,12 +331,22 @@ def test_limits_on_measured_costs_are_met_or_refused_with_what_was_reached(known
         known.problem(limits={"latency": (0, float(latency.min()) / 2)}).draw(1, rng)
 
 
+def test_limits_that_hardly_any_architecture_meets_are_met_and_the_search_goes_on_with_fewer(known):
+    macs = float(np.sort(known.macs)[len(known.macs) // 2])
+    for limits in ({"macs": (macs, macs)}, {"macs": (macs, macs), "params": (0, 1e9), "latency": (0, 1e9)}):
+        search = method(known.problem(limits=limits), "evolution")
+        rows = np.concatenate(run(search, lambda genes: known.scores[known.at(genes), :1]))
+        assert 0 < len(rows) <= (known.macs == macs).sum()
+    exact = Problem.of(sf.space("vit-resnas-tiny"), limits={"macs": (1.7944e9, 1.7944e9 + 100)})
+    assert exact.feasible(exact.draw(20, np.random.default_rng(0))).all()
+
+
 def test_draws_within_limits_have_the_unlimited_distribution_conditioned(known):
     """By trial (wide limits) and by the space's tables (narrow ones)."""
     for low, high in ((0.3, 0.7), (0.5, 0.503)):
         limits = {"macs": tuple(float(np.quantile(known.macs, q)) for q in (low, high))}
         problem = known.problem(limits=limits)
-        assert bool(problem._tabled) == (high < 0.6)
+        assert (problem._tables is not None) == (high < 0.6)
         free = known.space.sample_genes(400_000, 1)
         free = free[problem.feasible(free)]
         drawn = problem.draw(4000, np.random.default_rng(2))

@@ -15,6 +15,7 @@ from superformer.errors import InfeasibleError, SuperformerError, nearest
 from superformer.space import Genes, Space
 from superformer.space.exact import Exact
 from superformer.space.sampling import clear
+from superformer.space.tables import Tables
 from superformer.space.variation import mutate
 
 Floats = NDArray[np.float64]
@@ -32,6 +33,9 @@ GIVE_UP = 20_000
 STEPS = 40
 """Steps of that walk."""
 WALKERS = 256
+"""Mutants of each step."""
+FAR = 0.01
+"""Limits on macs and params together that a walk stays this far away from, relative to them, count as impossible."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class Problem:
     def draw(self, n: int, rng: np.random.Generator) -> Genes:
         """``n`` random rows within the limits, every choice uniform as the papers sample, conditioned on the limits; rows may repeat.
 
-        Limits on macs and params that are seldom met are drawn within by the space's tables, other limits by trial. Where trial finds too
-        few, rows walk by mutation from the nearest found towards the limits (no longer the conditioned distribution).
+        Limits on macs and params that are seldom met are drawn within by the space's tables (`superformer.space.tables`), other limits by
+        trial. Where both find too few, rows walk by mutation from the nearest towards the limits (no longer the conditioned distribution).
         """
         if not self.limits:
             return self.space.sample_genes(n, rng)
@@ -140,46 +144,73 @@ class Problem:
         return np.concatenate(found)[:n]
 
     @functools.cached_property
-    def _tabled(self) -> dict[str, tuple[float, float]]:
-        """The limits for which the space's tables are used. Refuses what cannot be reached, before any table is built."""
+    def _tables(self) -> tuple[Tables, dict[str, tuple[float, float]]] | None:
+        """The space's tables for the limits that trial would seldom meet. Refuses what cannot be reached before any table is built."""
         exact = {name: (max(low, 0.0), high) for name, (low, high) in self.limits.items() if name in EXACT}
         if not exact:
-            return {}
+            return None
         reach = Exact.of(self.space, tuple(exact), self.num_classes, self.img_size).range
         if any(low > reach[name][1] or high < reach[name][0] for name, (low, high) in exact.items()):
             raise InfeasibleError(f"no architecture of {self.space.name} has {_limits(exact)}; reachable: {_limits(reach)}")
-        genes = self.space.sample_genes(PROBE, np.random.default_rng([self.seed, 0]))
-        return exact if (self._excess(self.costs(genes), exact) == 0).mean() < OFTEN else {}
+        rng = np.random.default_rng([self.seed, 0])
+        genes = self.space.sample_genes(PROBE, rng)
+        if self._share(genes, exact) >= OFTEN:
+            return None
+        if len(exact) == 1:
+            return self._tables_of(exact)
+        costs = self.costs(genes)
+        _, excess, _ = self._approach(1, *_closest(genes, self._excess(costs, exact)), rng, exact)
+        if excess[0] > FAR:
+            raise InfeasibleError(f"no architecture of {self.space.name} has {_limits(exact)} together; reachable: {_limits(reach)}")
+        rare = min(exact, key=lambda name: (self._excess(costs, [name]) == 0).sum())
+        one = self._tables_of({rare: exact[rare]})
+        return one if self._share(one[0].draw(PROBE, rng, one[1]), exact) >= OFTEN else self._tables_of(exact)
+
+    def _share(self, genes: Genes, names: Iterable[str]) -> float:
+        return float((self._excess(self.costs(genes), names) == 0).mean())
+
+    def _tables_of(self, limits: dict[str, tuple[float, float]]) -> tuple[Tables, dict[str, tuple[float, float]]]:
+        caps = tuple(high for _, high in limits.values()) if len(limits) > 1 else (math.inf,)
+        tables = Tables.of(self.space, "choices", tuple(limits), caps, self.num_classes, self.img_size)
+        tables.check_reachable(limits)
+        return tables, limits
 
     def _try(self, n: int, rng: np.random.Generator) -> Genes:
-        within = self._tabled
-        return self.space.sample_genes(
-            n, rng, macs=within.get("macs"), params=within.get("params"), num_classes=self.num_classes, img_size=self.img_size
-        )
+        if self._tables is None:
+            return self.space.sample_genes(n, rng)
+        tables, limits = self._tables
+        return tables.draw(n, rng, limits)
 
     def _walk(self, n: int, near: Genes, excess: Floats, rng: np.random.Generator, drawn: int) -> Genes:
-        """Mutants of mutants, the nearest to the limits kept, until there are ``n`` within them; else those found, repeated."""
-        ranges = {name: (float(v.min()), float(v.max())) for name, v in self.costs(self._ends(near)).items() if name in self.limits}
-        found = [near[excess == 0][:0]]
-        have = 0
-        for _ in range(STEPS):
-            genes = mutate(self.space, near[rng.integers(len(near), size=WALKERS)], rng, p=0.1)
-            costs = self.costs(genes)
-            ranges = {k: (min(low, float(costs[k].min())), max(high, float(costs[k].max()))) for k, (low, high) in ranges.items()}
-            away = self._excess(costs)
-            found.append(genes[away == 0])
-            have += int((away == 0).sum())
-            near, excess = _closest(np.concatenate([near, genes]), np.concatenate([excess, away]))
-            if have >= n:
-                break
-        inside = np.concatenate([near[excess == 0], *found])
+        """Rows found on the way from the nearest ones into the limits; where they are too few, repeated."""
+        found = near[excess == 0]
+        walked, _, ranges = self._approach(n, near, excess, rng, self.limits)
+        inside = np.concatenate([found, walked])
         if not len(inside):
             raise InfeasibleError(
                 f"no architecture of {self.space.name} has {_limits(self.limits)}, as far as {drawn:,} draws and {STEPS * WALKERS:,} steps "
                 f"towards the limits tell; reached: {_limits(ranges)}"
             )
-        rows = np.concatenate(found)
-        return rows if len(rows) >= n else np.concatenate([rows, inside[rng.integers(len(inside), size=n - len(rows))]])
+        return np.concatenate([walked[:n], inside[rng.integers(len(inside), size=max(n - len(walked), 0))]])
+
+    def _approach(
+        self, n: int, near: Genes, excess: Floats, rng: np.random.Generator, names: Iterable[str]
+    ) -> tuple[Genes, Floats, dict[str, tuple[float, float]]]:
+        """Mutants of mutants, the nearest to the limits kept, until ``n`` are within: those, how far the nearest are, and costs seen."""
+        names, found, have = list(names), [near[:0]], 0
+        costs = self.costs(self._ends(near))
+        ranges = {k: (float(costs[k].min()), float(costs[k].max())) for k in names}
+        for _ in range(STEPS):
+            genes = mutate(self.space, near[rng.integers(len(near), size=WALKERS)], rng, p=0.1)
+            costs = self.costs(genes)
+            ranges = {k: (min(low, float(costs[k].min())), max(high, float(costs[k].max()))) for k, (low, high) in ranges.items()}
+            away = self._excess(costs, names)
+            found.append(genes[away == 0])
+            have += len(found[-1])
+            near, excess = _closest(np.concatenate([near, genes]), np.concatenate([excess, away]))
+            if have >= n:
+                break
+        return np.concatenate(found), excess, ranges
 
     def _ends(self, genes: Genes) -> Genes:
         return np.concatenate([genes, self.space.encode([self.space.smallest(), self.space.largest()])])

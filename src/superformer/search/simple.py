@@ -24,7 +24,7 @@ class Random(Proposer):
 
 
 class Exhaustive(Proposer):
-    """Every path of a space within the limits, as ViTAS v1 (section 5.3) evaluates all 4,000 of its block-level space."""
+    """Every path of a space within the limits; ViTAS v1's block-level space (section 5.3) has 4,000."""
 
     def __init__(self, problem: Problem, settings: s.Exhaustive):
         super().__init__(problem)
