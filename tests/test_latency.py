@@ -49,14 +49,14 @@ def test_measured_in_turn_with_threads_set_and_everything_put_back() -> None:
     time = [0.0]
     models = [Probe(log, 1.0, time), Probe(log, 3.0, time).eval()]
     threads = torch.get_num_threads()
-    first, second = measure_in_turn(models, (8, 6), batch=4, threads=2, seconds=40.0, clock=lambda: time[0])
+    first, second = measure_in_turn(models, (8, 6), batch=4, threads=2, seconds=10.0, clock=lambda: time[0])
     assert torch.get_num_threads() == threads
     assert [m.training for m in models] == [True, False]
     assert gc.isenabled()
     assert {entry[1:] for entry in log} == {((4, 3, 8, 6), 2, False, False, False)}  # type: ignore[index]
     turn = [1.0] * (1 + TURN) + [3.0] * (1 + TURN)
     order = [entry[0] for entry in log]  # type: ignore[index]
-    assert order == [1.0] * WARM_UP + [3.0] * WARM_UP + turn * LEAST  # 100 seconds: more than were asked for
+    assert order == [1.0] * WARM_UP + [3.0] * WARM_UP + turn * LEAST  # 60 seconds, though fewer were asked for
     assert (first.median, first.spread, first.runs, first.throughput) == (1.0, 0.0, LEAST * TURN, 4.0)
     assert (second.median, second.batch, second.threads, second.runtime) == (3.0, 4, 2, "eager")
     assert first.machine == machine()
@@ -66,7 +66,7 @@ def test_median_and_spread() -> None:
     ticks = iter(range(10**9))
     taken = iter(lambda: next(ticks) ** 0.5, None)  # each run is shorter than the one before
     found = measure(Probe([]), 4, seconds=5.0, clock=lambda: next(taken))
-    assert found.p10 < found.median < found.p90
+    assert found.fastest < found.p10 < found.median < found.p90
     assert found.spread == pytest.approx((found.p90 - found.p10) / found.median)
 
 
@@ -299,4 +299,4 @@ def test_measured_for_real() -> None:
     checked = table.against(space, archs, seconds=0.01)
     assert [c.arch for c in checked] == archs
     assert [c.predicted for c in checked] == list(table.latency(space, archs))
-    assert all(c.error == c.predicted / c.timing.median - 1 for c in checked)
+    assert all(c.error == c.predicted / c.timing.fastest - 1 for c in checked)

@@ -1,8 +1,8 @@
 """Latency and throughput, measured here.
 
 Networks are measured in turn, so that the drift of a machine meets all of them alike, with a fixed number of threads, after a warm-up and
-with Python's garbage collector at rest. A time is a median with the tenth and the ninetieth percentile; it holds for the machine it was
-measured on and is never compared with a time of another one.
+with Python's garbage collector at rest. A time is a median with the tenth and the ninetieth percentile, and the fastest run, which other
+work on the machine disturbed least. It holds for the machine it was measured on and is never compared with a time of another one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from superformer.errors import SuperformerError, nearest
 from superformer.families.base import Network
 
 RUNTIMES = ("eager", "compiled", "onnx")
-WARM_UP = 3
+WARM_UP = 2
 """Runs of each network before the first that counts."""
 TURN = 4
 """Runs that count each time it is a network's turn, after one that does not: the weights are in the cache again."""
-LEAST = 5
+LEAST = 3
 """Turns of each network, however long they take."""
 
 Clock = Callable[[], float]
@@ -45,9 +45,10 @@ Size = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds for one batch: the median of ``runs`` runs, and how they spread."""
+    """Seconds for one batch: the median of ``runs`` runs, the fastest, and how they spread."""
 
     median: float
+    fastest: float
     p10: float
     p90: float
     runs: int
@@ -142,7 +143,7 @@ def measure_in_turn(
     out = []
     for t, d in zip(times, where, strict=True):
         median, p10, p90 = (float(q) for q in np.quantile(t, (0.5, 0.1, 0.9)))
-        out.append(Timing(median, p10, p90, len(t), batch, threads, runtime, machine(d, runtime)))
+        out.append(Timing(median, min(t), p10, p90, len(t), batch, threads, runtime, machine(d, runtime)))
     return out
 
 

@@ -3,7 +3,8 @@
 A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each part (what leads into
 a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter. `LatencyTable.build` measures some tens of networks
 of the space in turn and finds these numbers by least squares on relative errors; none is negative, so that more blocks never take less
-time. The error is told on networks that took no part in the fit.
+time. The error is told on networks that took no part in the fit. What is fitted, and predicted, is the time of an undisturbed run (the
+fastest): medians of busy machines say more about the machine than about the networks.
 
 This is simpler than timing every setting of every block, and holds for every runtime, where blocks cannot be timed one by one.
 """
@@ -34,7 +35,7 @@ from superformer.space.arch import Arch, load_json
 Floats = NDArray[np.float64]
 Progress = Callable[[float], None]
 Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
-"""Seconds of each architecture, measured for so many seconds in all."""
+"""Seconds of an undisturbed run of each architecture, measured for so many seconds in all."""
 
 VERSION = 1
 MOST = {"eager": 64, "compiled": 32, "onnx": 32}
@@ -42,8 +43,8 @@ MOST = {"eager": 64, "compiled": 32, "onnx": 32}
 LEAST = 24
 HELD_OUT = 0.25
 """Networks measured besides to tell the error, as a part of those for the fit."""
-RUNS = 30
-"""Runs that a network needs for a median."""
+RUNS = 20
+"""Runs that a network needs, so that some of them are not disturbed."""
 AT_A_TIME = 250_000_000
 """Parameters of networks that are in memory together."""
 
@@ -81,8 +82,8 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How much more (or less) was predicted, as a part of the measured time."""
-        return self.predicted / self.timing.median - 1
+        """How much more (or less) was predicted, as a part of the measured time of an undisturbed run."""
+        return self.predicted / self.timing.fastest - 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class LatencyTable:
     # --- asking ---
 
     def latency(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> Floats:
-        """Predicted seconds for one batch, of architectures or of rows of genes."""
+        """Predicted seconds of an undisturbed run on one batch, of architectures or of rows of genes."""
         genes = _genes(space, archs)
         total = np.full(len(genes), self.base)
         for rows, part, counted in self._walk(space, genes):
@@ -321,7 +322,7 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
             timings = measure_in_turn(
                 models, img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds / len(archs), device=device, progress=tell
             )
-            found = [t.median for t in timings]
+            found = [t.fastest for t in timings]
             times += [t * times[0] / found[0] for t in found[1:]] if times else found
             models = models[:1]
         return times

@@ -97,7 +97,11 @@ class History:
             _create(self.path)
         reader = _reader(self.path)  # looks before anything can change
         self._db = reader if readonly else _writer(self.path, reader)
-        self._subject = self._find_subject(weights, split)
+        try:
+            self._subject = self._find_subject(weights, split)
+        except BaseException:
+            self.close()
+            raise
 
     def _find_subject(self, weights: str, split: str) -> int | None:
         with _told(self.path):
