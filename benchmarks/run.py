@@ -18,6 +18,7 @@ BENCHMARKS = {
     "vitas": ["vitas.py"],
     "evaluate": ["evaluate.py"],
     "nasvit": ["nasvit.py"],
+    "train": ["train_step.py"],
     "timm": ["timm_networks.py"],
 }
 

@@ -61,6 +61,8 @@ class Network(TimmApi, nn.Module):
     """Whether pictures of any size run, not only multiples of a patch."""
     alike: ClassVar[bool] = False
     """Whether all blocks of a stage cost the same where they have nothing to choose by themselves."""
+    depth_matters: ClassVar[bool] = False
+    """Whether a block's output depends on how many blocks of its stage run (the scales of NASViT do)."""
     stages: nn.ModuleList
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):

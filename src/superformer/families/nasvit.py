@@ -119,6 +119,7 @@ class NasVit(Network):
     )
     feature_level = "stage"
     alike = True
+    depth_matters = True
     any_size = True
 
     @staticmethod

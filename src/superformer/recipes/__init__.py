@@ -16,7 +16,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from superformer.errors import SuperformerError, nearest
-from superformer.recipes.settings import Part, Recipe
+from superformer.part import Part
+from superformer.recipes.settings import Recipe
 from superformer.space import Space
 from superformer.spaces import space as published_space
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from superformer.part import Part
+from superformer.search.settings import Nsga2
+from superformer.search.settings import Settings as Search
 
 Limits = tuple[float | None, float | None]
-
-
-class Part(BaseModel):
-    """A part of a recipe."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Data(Part):
@@ -166,3 +164,4 @@ class Recipe(Part):
     train: Train
     start: Start = Start()
     watch: Watch = Watch()
+    search: Search = Field(Nsga2(), discriminator="method", description="the method of superformer search, and its settings")

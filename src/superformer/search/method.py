@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.errors import SuperformerError
-from superformer.recipes.settings import Part
+from superformer.part import Part
 from superformer.search import pareto
 from superformer.search.problem import Flags, Floats, Problem, canonical
 from superformer.search.settings import KINDS, resolve

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from superformer.errors import SuperformerError, nearest
-from superformer.recipes.settings import Part
+from superformer.part import Part
 
 
 class Evolution(Part):
