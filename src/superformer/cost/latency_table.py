@@ -11,6 +11,7 @@ This is simpler than timing every setting of every block, and holds for every ru
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -262,7 +263,7 @@ def _kinds(part: str, values: dict[str, NDArray[Any]], active: NDArray[np.bool_]
     if not words:
         yield part, active
         return
-    kinds = np.asarray([" ".join(w) for w in zip(*words, strict=True)])
+    kinds = functools.reduce(lambda one, other: np.char.add(np.char.add(one, " "), other), words)
     for kind in np.unique(kinds):
         yield f"{part} {kind}", active & (kinds == kind)
 
