@@ -37,8 +37,13 @@ DataSpec = Annotated[
 RunFolder = Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")]
 Changes = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")]
 ArchWords = Annotated[
-    list[str] | None, typer.Option("--arch", metavar="WHICH", help="smallest, largest, an architecture's JSON file; may be repeated.")
+    list[str] | None,
+    typer.Option("--arch", metavar="WHICH", help="best, smallest, largest, a key of the front, or a JSON file; repeatable."),
 ]
+MacsMax = Annotated[str | None, typer.Option("--macs-max", metavar="600M", help="The most multiply-accumulates of a network.")]
+ParamsMax = Annotated[str | None, typer.Option("--params-max", metavar="5M", help="The most parameters.")]
+LatencyMax = Annotated[str | None, typer.Option("--latency-max", metavar="20ms", help="The longest time for a picture, measured here.")]
+MethodName = Annotated[str | None, typer.Option("--method", metavar="NAME", help="evolution, nsga2, predictor, random or exhaustive.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
 
@@ -126,6 +131,51 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
     from superformer.train.loop import train as run_training
 
     run_training(recipe, data, run, *(changes or []), console=console)
+
+
+@app.command()
+def search(
+    run: RunFolder,
+    macs_max: MacsMax = None,
+    params_max: ParamsMax = None,
+    latency_max: LatencyMax = None,
+    method: MethodName = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is evaluated twice.
+
+    Example: superformer search --run runs/first --macs-max 4M --latency-max 3ms
+
+    key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first, front) and what is
+    sought: objectives=accuracy,macs,latency  seed=1  threads=2  runtime=onnx
+    """
+    from superformer.search.run import search as run_search
+    from superformer.units import read_amount, read_seconds
+
+    given = {
+        "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
+        "params": None if params_max is None else read_amount(params_max, "--params-max"),
+        "latency": None if latency_max is None else read_seconds(latency_max, "--latency-max"),
+    }
+    limits = {name: (0.0, most) for name, most in given.items() if most is not None}
+    found = run_search(run, limits, method, _words(changes), Console(quiet=True) if as_json else console)
+    if as_json and found:
+        print(json.dumps(found))
+    elif found:
+        console.print(f"Next: superformer eval --run {escape(run)} --arch best", style="dim", highlight=False, soft_wrap=True)
+
+
+def _words(changes: list[str] | None) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for word in changes or []:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise SuperformerError(f"settings are written key=value, such as seed=1; {word!r} was given")
+        found[key] = yaml.safe_load(value)
+    return found
 
 
 @app.command(name="eval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from superformer import data
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
-from superformer.run import Run, RunError
+from superformer.run import Run
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.train.watch import accuracy, needs_recalibration
@@ -22,13 +23,19 @@ CALIBRATION, BATCH = 8, 64
 """Batches of training pictures that batch norms are estimated on, and their size."""
 
 
-def chosen(space: Space, word: str) -> Arch:
-    """The architecture that a word of the command line means."""
+def chosen(run: Run, space: Space, word: str) -> Arch:
+    """What a word of the command line means: smallest, largest, best (of the last search), a key of its front, or a file."""
     if word in ("smallest", "largest"):
         return space.smallest() if word == "smallest" else space.largest()
     path = Path(word)
     if not path.is_file():
-        raise SuperformerError(f"unknown architecture {word!r}: smallest, largest, or a file with an architecture's JSON")
+        found = run.front() if word == "best" or run.front_file.exists() else {"front": [], "best": None}
+        key = found["best"] if word == "best" else word
+        arch = next((row["arch"] for row in found["front"] if row["key"] == key), None)
+        if arch is None:
+            known = ["smallest", "largest", "best", *(row["key"] for row in found["front"])]
+            raise SuperformerError(f"unknown architecture {word!r}, and no file of that name: {nearest(word, known)}")
+        return Arch.from_json(json.dumps(arch))
     arch = Arch.from_json(path.read_text())
     space.encode([arch])
     return arch
@@ -39,13 +46,11 @@ def evaluate(folder: str | Path, words: Sequence[str], split: str = "test") -> l
     if split not in SPLITS:
         raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     run = Run.open(folder)
-    if not run.supernet_file.exists():
-        raise RunError(f"the supernet of {folder} is not trained yet: the words that began the run go on with it (superformer train ...)")
+    run.trained()
     space, recipe, facts = run.space(), run.recipe(), run.facts()
-    archs = [chosen(space, word) for word in words]
+    archs = [chosen(run, space, word) for word in words]
     pictures = data.load(facts["data"], recipe.data, facts["img_size"])
-    if pictures.fingerprint != facts["fingerprint"]:
-        raise RunError(f"the pictures of {facts['data']} are not those that {folder} was trained on")
+    run.same_pictures(pictures.fingerprint)
     net = load_supernet(run.supernet_file)
     part = pictures.test() if split == "test" else pictures.search
 

@@ -52,6 +52,14 @@ class Run:
     def supernet_file(self) -> Path:
         return self.folder / "supernet.safetensors"
 
+    @property
+    def history_file(self) -> Path:
+        return self.folder / "history.db"
+
+    @property
+    def front_file(self) -> Path:
+        return self.folder / "front.json"
+
     # --- begin, go on, look ---
 
     @staticmethod
@@ -89,6 +97,26 @@ class Run:
             what = "there is no run" if not run.folder.exists() else "there is no recipe.yaml, so no run,"
             raise RunError(f"{what} in {folder}: superformer train --recipe NAME --data SPEC --run {folder} makes one")
         return run
+
+    def trained(self) -> None:
+        """Refuse what needs a trained supernet, if there is none yet."""
+        if not self.supernet_file.exists():
+            raise RunError(
+                f"the supernet of {self.folder} is not trained yet: the words that began the run go on with it (superformer train ...)"
+            )
+
+    def same_pictures(self, fingerprint: str) -> None:
+        """Refuse pictures that the run was not trained on."""
+        facts = self.facts()
+        if fingerprint != facts["fingerprint"]:
+            raise RunError(f"the pictures of {facts['data']} are not those that {self.folder} was trained on")
+
+    def front(self) -> dict[str, Any]:
+        """What the last search found."""
+        if not self.front_file.exists():
+            raise RunError(f"{self.folder} was not searched yet: superformer search --run {self.folder} --macs-max ...")
+        found: dict[str, Any] = json.loads(self._text(self.front_file))
+        return found
 
     @contextmanager
     def lock(self) -> Iterator[None]:

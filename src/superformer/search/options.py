@@ -1,0 +1,43 @@
+"""What a search seeks, beside the settings of its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from superformer.errors import SuperformerError
+from superformer.part import Part
+
+COSTS = ("macs", "params", "latency")
+
+
+class Options(Part):
+    objectives: tuple[str, ...] | None = Field(None, description="accuracy first, then costs; by default those that are limited, or macs")
+    seed: int = Field(0, ge=0)
+    pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
+    threads: int = Field(1, ge=1, description="latency: threads")
+    runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency: what runs the networks")
+    batch: int = Field(1, ge=1, description="latency: pictures at once")
+    table_seconds: float = Field(20, gt=0, description="latency: time to measure networks for the table")
+
+    def sought(self, limits: Mapping[str, object]) -> tuple[str, ...]:
+        """The objectives, accuracy first."""
+        if self.objectives is None:
+            return ("accuracy", *([c for c in COSTS if c in limits] or ["macs"]))
+        if self.objectives[:1] != ("accuracy",) or set(self.objectives[1:]) - set(COSTS):
+            raise SuperformerError(f"objectives are accuracy and then some of {', '.join(COSTS)}, not {', '.join(self.objectives)}")
+        return self.objectives
+
+
+def split(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options among ``key=value`` words; the rest are settings of the method."""
+    own = {k: v for k, v in changes.items() if k in Options.model_fields}
+    if isinstance(own.get("objectives"), str):
+        own["objectives"] = [word.strip() for word in own["objectives"].split(",")]
+    try:
+        return Options.model_validate(own), {k: v for k, v in changes.items() if k not in own}
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SuperformerError(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}, not {first['input']!r}") from error
