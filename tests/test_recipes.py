@@ -39,9 +39,7 @@ def test_what_the_papers_say():
 
 
 def test_any_part_is_one_word():
-    recipe = resolve(
-        "s3-laptop", ["sharing=cyclic", "gradients.rule=project", "sampling={rule: multi, networks: 4}", "data.mean=[0,0,0]"]
-    )
+    recipe = resolve("s3-laptop", ["sharing=cyclic", "gradients.rule=project", "sampling={rule: multi, networks: 4}", "data.mean=[0,0,0]"])
     assert (recipe.sharing, recipe.gradients.rule, recipe.sampling.rule, recipe.data.mean) == ("cyclic", "project", "multi", (0, 0, 0))
     assert differences(resolve("s3-laptop").model_dump(mode="json"), recipe.model_dump(mode="json")) == [
         'sharing: "ordinal" before, "cyclic" now',

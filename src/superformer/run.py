@@ -62,23 +62,26 @@ class Run:
 
     # --- begin, go on, look ---
 
-    @staticmethod
-    def begin(folder: str | Path, recipe: Recipe, space: Space, facts: Mapping[str, Any]) -> Run:
-        """A new run, or an old one with the same recipe and data, to go on with. Nothing is changed if it is refused."""
-        run = Run(Path(folder))
-        if run.recipe_file.exists():
-            run._same(recipe, facts)
-            return run
-        if run.folder.exists() and (not run.folder.is_dir() or any(f for f in run.folder.iterdir() if f.name != ".lock")):
-            raise RunError(f"{folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder")
-        with files.storage(run.folder):
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
-        files.write(run.space_file, space.to_json())
-        files.write(run.facts_file, json.dumps(dict(facts), indent=1))
-        files.write(run.recipe_file, dump(recipe))  # the last: a folder with it is a run
-        return run
+    def begin(self, recipe: Recipe, space: Space, facts: Mapping[str, Any]) -> None:
+        """Make the folder of a new run; one that is there already, with the same recipe and data, is gone on with."""
+        self.check(recipe, facts)
+        if self.recipe_file.exists():
+            return
+        with files.storage(self.folder):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        files.write(self.space_file, space.to_json())
+        files.write(self.facts_file, json.dumps(dict(facts), indent=1))
+        files.write(self.recipe_file, dump(recipe))  # the last: a folder with it is a run
 
-    def _same(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
+    def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
+        """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
+        if not self.recipe_file.exists():
+            own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # a run that was killed while it began
+            if self.folder.exists() and (
+                not self.folder.is_dir() or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
+            ):
+                raise RunError(f"{self.folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder")
+            return
         lines = differences(self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json"))
         before = self.facts()
         lines += [

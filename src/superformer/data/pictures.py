@@ -171,9 +171,9 @@ class Pictures:
         if not bad:
             return self, [r for r, _ in results if r is not None]
         first = f"the first is {self.store.name(int(self.index[bad[0]]))} ({results[bad[0]][1]})"
-        if len(bad) > BROKEN * len(self):
+        if len(bad) > BROKEN * len(self.store):  # of all: a small part may well have one of few
             raise SuperformerError(
-                f"{len(bad)} of {len(self)} pictures do not decode, more than {BROKEN:.0%}; {first}; repair or remove them"
+                f"{len(bad)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; repair or remove them"
             )
         warnings.warn(f"{len(bad)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
         good = np.setdiff1d(np.arange(len(self)), bad)

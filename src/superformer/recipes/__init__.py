@@ -67,7 +67,8 @@ def check(tree: Mapping[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
+        found = error.errors()
+        first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
         at = [str(p) for p in first["loc"]]
         if first["type"] == "extra_forbidden":
             raise RecipeError(_unknown(at[-1], at[:-1], where)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,17 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     img_size = recipe.img_size or space.img_size
     pictures = data.load(spec, recipe.data, img_size)
     steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
+    _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     run = Run(folder)
-    if world.first:
-        with run.lock():
-            Run.begin(folder, recipe, space, facts)
-            world.wait()
-            return _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, console).go()
-    world.wait()
-    return _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, Console(quiet=True)).go()
+    run.check(recipe, facts)
+    loop = _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, console if world.first else Console(quiet=True))
+    trainer = loop.prepare()  # what is wrong with the settings is found before anything is written
+    with run.lock() if world.first else nullcontext():
+        if world.first:
+            run.begin(recipe, space, facts)
+        world.wait()
+        return loop.go(trainer)
 
 
 @dataclass
@@ -76,11 +78,13 @@ class _Loop:
     def __post_init__(self) -> None:
         self.steps = max(1, round(self.recipe.train.epochs * self.steps_per_epoch))
 
-    def go(self) -> Run:
-        trainer = prepare(
+    def prepare(self) -> Trainer:
+        return prepare(
             self.recipe, self.space, self.pictures.classes, self.steps, self.steps_per_epoch, self.world,
             begins=not checkpoint.listed(self.run.checkpoints), tell=self._say,
         )  # fmt: skip
+
+    def go(self, trainer: Trainer) -> Run:
         done = self._resume(trainer)
         if done >= self.steps and self.run.supernet_file.exists():
             self._say(f"{self.run.folder} is already trained ({self.steps} steps)")
