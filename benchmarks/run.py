@@ -18,7 +18,8 @@ BENCHMARKS = {
     "vitas": ["vitas.py"],
     "evaluate": ["evaluate.py"],
     "nasvit": ["nasvit.py"],
-    "train": ["train_step.py"],
+    **{f"train-{name}": ["train_step.py", name] for name in ("nasvit", "sandwich", "projection", "pictures")},
+    "search-methods": ["search_methods.py"],
     "timm": ["timm_networks.py"],
 }
 

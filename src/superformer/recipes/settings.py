@@ -5,15 +5,17 @@ Lengths of time are in epochs where a paper gives epochs, and in shares of the t
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from superformer.part import Part
 from superformer.search.settings import Nsga2
 from superformer.search.settings import Settings as Search
 
 Limits = tuple[float | None, float | None]
+OFF = BeforeValidator(lambda value: "off" if value is False else value)
+"""YAML reads the word off as false."""
 
 
 class Data(Part):
@@ -49,7 +51,7 @@ class Mix(Part):
     prob: float = Field(1.0, ge=0, le=1)
     switch: float = Field(0.5, ge=0, le=1, description="probability of CutMix where both are on")
     smoothing: float = Field(0.1, ge=0, lt=1)
-    patches: Literal["off", "switch", "halves"] = Field(
+    patches: Annotated[Literal["off", "switch", "halves"], OFF] = Field(
         "off",
         description="token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup, or half a batch each as released",
     )
@@ -125,7 +127,7 @@ class Train(Part):
     accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
     drop_path: float = Field(0.0, ge=0, lt=1)
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that evaluation and search use")
-    amp: Literal["off", "bfloat16"] = "off"
+    amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch")
 
