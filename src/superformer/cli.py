@@ -134,6 +134,21 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
 
 
 @app.command()
+def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+    """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space, and again.
+
+    Example: superformer evolve-space --recipe s3-laptop --data digits --run runs/evolved
+
+    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last space.
+    """
+    from superformer.search.evolve import evolve_space as run_evolution
+
+    run_evolution(recipe, data, run, *(changes or []), console=console)
+    console.print(f"The trace is in {escape(run)}/evolution.json", highlight=False, soft_wrap=True)
+    console.print(f"Next: superformer search --run {escape(run)} --macs-max ...", style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def search(
     run: RunFolder,
     macs_max: MacsMax = None,

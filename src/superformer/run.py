@@ -77,6 +77,7 @@ class Run:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
         if not self.recipe_file.exists():
             own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # a run that was killed while it began
+            own |= {"spaces", "evolution.json"}  # what evolving the space leaves before the last training
             if self.folder.exists() and (
                 not self.folder.is_dir() or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
             ):

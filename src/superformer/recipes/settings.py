@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from superformer.part import Part
-from superformer.search.settings import Nsga2
+from superformer.search.settings import Evolve, Nsga2
 from superformer.search.settings import Settings as Search
 
 Limits = tuple[float | None, float | None]
@@ -166,4 +166,5 @@ class Recipe(Part):
     train: Train
     start: Start = Start()
     watch: Watch = Watch()
+    evolve: Evolve = Field(Evolve(), description="how superformer evolve-space moves the space")
     search: Search = Field(Nsga2(), discriminator="method", description="the method of superformer search, and its settings")

@@ -64,7 +64,7 @@ def search(
             recipe = run.recipe()
             pictures = data.load(run.facts()["data"], recipe.data, run.facts()["img_size"])
             run.same_pictures(pictures.fingerprint)
-            judge, split = evaluator(task, pictures, recipe, options, world)
+            judge, split = evaluator(task.net, run.facts()["img_size"], pictures, recipe, options, world)
             with _history(run, task.weights, split, world) as history:
                 _rounds(task, judge, history, world, shown)
                 found = front(task, history, tell) if history is not None else {}
@@ -116,9 +116,9 @@ def _scores(
     archs = task.net.space.decode(genes)
     accuracy = torch.full((len(archs),), math.nan, dtype=torch.float64, device=world.device)
     if history is not None:
-        have = history.get([path(a) for a in archs])
+        have = history.get([a.path for a in archs])
         for k, arch in enumerate(archs):
-            accuracy[k] = have.get(path(arch), {}).get("accuracy", math.nan)
+            accuracy[k] = have.get(arch.path, {}).get("accuracy", math.nan)
     world.spread([accuracy])
     todo = [k for k in range(len(archs)) if math.isnan(float(accuracy[k]))]
     start = time.perf_counter()
@@ -135,18 +135,12 @@ def _scores(
     return np.stack(columns, 1), len(todo)
 
 
-def path(arch: Arch) -> str:
-    """The name of an evaluation: an architecture, and where its blocks sit in the supernet, if they could sit elsewhere."""
-    places = "/".join("" if s.at is None else ",".join(map(str, s.at)) for s in arch.stages)
-    return f"{arch.key}@{places}" if places.strip("/") else arch.key
-
-
 def _evaluations(
     task: Task, archs: Sequence[Arch], which: Sequence[int], accuracy: Sequence[float], costs: Mapping[str, Floats], seconds: float
 ) -> list[Evaluation]:
     return [
         Evaluation(
-            path(archs[k]),
+            archs[k].path,
             archs[k].to_json(),
             {"accuracy": accuracy[k], "macs": float(costs["macs"][k]), "params": float(costs["params"][k])},
             seconds,

@@ -85,6 +85,20 @@ class Exhaustive(Part):
     most: int = Field(100_000, ge=1, description="paths of a space that is not too large")
 
 
+class Evolve(Part):
+    """S3's search of the search space (algorithm 1, section 4.1)."""
+
+    rounds: int = Field(3, ge=1, description="times that the space moves (T)")
+    samples: int = Field(1000, ge=2, description="networks drawn of each sub-space (N; the ablation takes 1,000)")
+    top: int = Field(50, ge=1, description="the best of them for the top-tier error")
+    tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
+    gamma: dict[str, float] = Field(
+        {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}, description="the step of each dimension, by name"
+    )
+    rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike in both directions")
+    macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
+
+
 Settings = Evolution | Nsga2 | Predictor | Random | Exhaustive
 """A part of a recipe could hold any: ``Field(discriminator="method")``."""
 

@@ -75,9 +75,9 @@ def fingerprint(run: Run) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def evaluator(task: Task, pictures: data.DataSet, recipe: Recipe, options: Options, world: World) -> tuple[Evaluator, str]:
+def evaluator(net: Network, size: int, pictures: data.DataSet, recipe: Recipe, options: Options, world: World) -> tuple[Evaluator, str]:
     """What gives candidates their accuracy, and the fingerprint of the pictures it uses."""
-    net, size = task.net.to(world.device), task.run.facts()["img_size"]
+    net.to(world.device)
     found = data.eval_batches(pictures.search, recipe.data, size, 256, limit=options.pictures)
     batches = [(x.to(world.device), labels.to(world.device)) for x, labels in found]
     calibration: list[Tensor] = []

@@ -88,6 +88,12 @@ class Arch:
         return f"{self.family}-{digest[:16]}"
 
     @property
+    def path(self) -> str:
+        """The key, and where the blocks sit in a supernet, if not at their canonical places: one path is one set of weights."""
+        places = "/".join("" if s.at is None else ",".join(map(str, s.at)) for s in self.stages)
+        return f"{self.key}@{places}" if places.strip("/") else self.key
+
+    @property
     def depth(self) -> int:
         """The number of blocks."""
         return sum(len(s.blocks) for s in self.stages)
