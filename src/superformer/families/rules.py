@@ -47,7 +47,8 @@ def many_resolutions(space: Space) -> Iterable[str]:
 
 def in_patches(height: Count, width: Count, patch: Count) -> tuple[Count, Count]:
     """Rows and columns of patches of a picture, which must divide into them."""
-    if np.any(height % patch) or np.any(width % patch):
+    whole = isinstance(height, int) and isinstance(width, int) and isinstance(patch, int)  # plain numbers, which torch.compile can follow
+    if (height % patch or width % patch) if whole else (np.any(height % patch) or np.any(width % patch)):
         raise SuperformerError(
             f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple"
         )
