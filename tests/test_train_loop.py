@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import shutil
@@ -15,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from training import command, environment, recipe, superformer
+from training import command, environment, ordinary, recipe, superformer
 
 from superformer.errors import StoppedError
 from superformer.recipes import RecipeError
@@ -136,14 +135,26 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(finished: Path, tmp_path: P
 
 
 def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    if os.geteuid() == 0:
-        pytest.skip("everything can be written by root")
-    locked.chmod(0o500)
-    said = superformer("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(locked / "run"))
-    assert said.returncode == 2
-    assert "cannot be written" in said.stderr
+    """A new run in such a folder, and a run whose checkpoints' folder has become one: the last checkpoint stays."""
+    shutil.copytree(finished / "run", tmp_path / "locked" / "run")
+    run = tmp_path / "locked" / "run"
+    (run / "supernet.safetensors").unlink()
+    listed(run / "checkpoints")[-1].unlink()
+    kept = {f.name: f.read_bytes() for f in listed(run / "checkpoints")}
+    for folder in (tmp_path / "locked", run / "checkpoints"):
+        folder.chmod(0o500)
+    try:
+        for name in ("new", "run"):
+            words = ("train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "locked" / name))
+            said = subprocess.run(command(*words), env=environment(), capture_output=True, text=True, preexec_fn=ordinary, check=False)
+            assert said.returncode == 2
+            assert "cannot be written" in said.stderr
+            assert said.stderr.count("\n") == 1
+    finally:
+        for folder in (tmp_path / "locked", run / "checkpoints"):
+            folder.chmod(0o700)
+    assert {f.name: f.read_bytes() for f in listed(run / "checkpoints")} == kept
+    assert not (tmp_path / "locked" / "new").exists()
 
 
 def test_a_run_does_not_change_under_way(finished: Path) -> None:
