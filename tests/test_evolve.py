@@ -9,7 +9,7 @@ from training import recipe
 
 import superformer as sf
 from superformer.errors import StoppedError
-from superformer.evaluation import evaluate
+from superformer.evaluation.report import evaluate
 from superformer.search import evolve as module
 from superformer.search.evolve import evolve_space
 

@@ -16,7 +16,7 @@ from training import command, environment, recipe, superformer
 
 import superformer as sf
 from superformer.errors import SuperformerError
-from superformer.evaluation import evaluate
+from superformer.evaluation.report import evaluate
 from superformer.run import RunError
 from superformer.search.run import search
 from superformer.train.loop import train

@@ -199,7 +199,7 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
 
     Example: superformer eval --run runs/first --arch smallest --arch largest
     """
-    from superformer.evaluation import evaluate as run_evaluation
+    from superformer.evaluation.report import evaluate as run_evaluation
 
     rows = run_evaluation(run, arch or ["smallest", "largest"], split)
     if as_json:

@@ -18,16 +18,15 @@ from rich.console import Console
 
 from superformer import data, files
 from superformer.errors import SuperformerError, nearest
+from superformer.evaluation.evaluator import Evaluator
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
-from superformer.search.evaluate import TOGETHER, Evaluator
-from superformer.search.history import Evaluation, History
-from superformer.search.options import Options
+from superformer.search.history import History
+from superformer.search.scores import accuracies, split_of
 from superformer.search.settings import Evolve
 from superformer.search.space_evolution import Trend, dimensions, et_error, evolved, trend
-from superformer.search.task import evaluator, fingerprint
+from superformer.search.task import fingerprint
 from superformer.space import Space
-from superformer.space.arch import Arch
 from superformer.train.loop import train
 from superformer.train.world import World
 from superformer.trained import load_supernet
@@ -82,13 +81,13 @@ def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], li
     own, space, facts = recipe.evolve, run.space(), run.facts()
     pictures = data.load(facts["data"], recipe.data, facts["img_size"])
     net = load_supernet(run.supernet_file)
-    judge, split = evaluator(net, facts["img_size"], pictures, recipe, Options(), World())
-    with History(run.history_file, fingerprint(run), split) as history:
+    judge = Evaluator.of(net, recipe, pictures, pictures.search, facts["img_size"])
+    with History(run.history_file, fingerprint(run), split_of(judge, pictures.search.fingerprint, None)) as history:
 
         def errors(part: Space, seed: int) -> list[float]:
             limit = None if own.macs_max is None else (None, own.macs_max)
             archs = part.sample(own.samples, np.random.default_rng([recipe.seed, 5, seed]), macs=limit, num_classes=net.num_classes)
-            return [100 * (1 - a) for a in _accuracy(archs, judge, history)]
+            return [100 * (1 - a) for a in accuracies(archs, judge, history, World(), kind="space")[0]]
 
         whole = errors(space, 0)
         entry = {"et_error": et_error(whole, own.top), "expected": float(np.mean(whole)), "best": min(whole)}
@@ -103,17 +102,6 @@ def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], li
             trends.append(trend(dimension, measured, gamma, own.tau, own.rounding))
             tell(f"  {k + 1} of {len(found)}: {dimension.label} {_list(dimension.values)}: {', '.join(f'{e:.2f}' for e in measured)} %")
     return entry, trends
-
-
-def _accuracy(archs: list[Arch], judge: Evaluator, history: History) -> list[float]:
-    known = {k: v["accuracy"] for k, v in history.get([a.path for a in archs]).items()}
-    todo = list({a.path: a for a in archs if a.path not in known}.values())
-    for start in range(0, len(todo), TOGETHER):
-        some = todo[start : start + TOGETHER]
-        scores = judge(some)
-        history.put([Evaluation(a.path, a.to_json(), {"accuracy": s}, kind="space") for a, s in zip(some, scores, strict=True)])
-        known |= {a.path: s for a, s in zip(some, scores, strict=True)}
-    return [known[a.path] for a in archs]
 
 
 def _list(values: tuple[float, ...]) -> str:

@@ -7,30 +7,27 @@ A search that was killed asks the same questions again, finds the answers in the
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from superformer import data, files
 from superformer.errors import StoppedError
+from superformer.evaluation.evaluator import TOGETHER, Evaluator
 from superformer.interrupt import Interrupt, deferred
 from superformer.run import Run
 from superformer.search import options as words
-from superformer.search.evaluate import TOGETHER, Evaluator
 from superformer.search.front import front
-from superformer.search.history import Evaluation, History
-from superformer.search.problem import Floats
+from superformer.search.history import History
+from superformer.search.problem import EXACT, Floats
+from superformer.search.scores import accuracies, split_of
 from superformer.search.show import Progress, forecast
-from superformer.search.task import Limits, Task, evaluator, ready
+from superformer.search.task import Limits, Task, ready
 from superformer.space import Genes
-from superformer.space.arch import Arch
 from superformer.train.world import World
 
 
@@ -64,8 +61,9 @@ def search(
             recipe = run.recipe()
             pictures = data.load(run.facts()["data"], recipe.data, run.facts()["img_size"])
             run.same_pictures(pictures.fingerprint)
-            judge, split = evaluator(task.net, run.facts()["img_size"], pictures, recipe, options, world)
-            with _history(run, task.weights, split, world) as history:
+            net = task.net.to(world.device)
+            judge = Evaluator.of(net, recipe, pictures, pictures.search, run.facts()["img_size"], options.pictures, world.device)
+            with _history(run, task.weights, split_of(judge, pictures.search.fingerprint, options.pictures), world) as history:
                 _rounds(task, judge, history, world, shown)
                 found = front(task, history, tell) if history is not None else {}
             if world.first:
@@ -112,38 +110,12 @@ def _stop(interrupt: Interrupt, known: int) -> None:
 def _scores(
     task: Task, genes: Genes, judge: Evaluator, history: History | None, number: int | None, round_: int, world: World
 ) -> tuple[Floats, int]:
-    """The objectives of candidates: from the history where they are known, else evaluated now, a share by each process."""
-    archs = task.net.space.decode(genes)
-    accuracy = torch.full((len(archs),), math.nan, dtype=torch.float64, device=world.device)
-    if history is not None:
-        have = history.get([a.path for a in archs])
-        for k, arch in enumerate(archs):
-            accuracy[k] = have.get(arch.path, {}).get("accuracy", math.nan)
-    world.spread([accuracy])
-    todo = [k for k in range(len(archs)) if math.isnan(float(accuracy[k]))]
-    start = time.perf_counter()
-    mine = todo[world.rank :: world.size]
-    found = torch.zeros(len(archs), dtype=torch.float64, device=world.device)
-    found[mine] = torch.tensor(judge([archs[k] for k in mine]), dtype=torch.float64, device=world.device)
-    found = world.mean(found) * world.size
-    accuracy[todo] = found[todo]
+    """The objectives of candidates, and how many of them were evaluated now."""
     costs = task.problem.costs(genes)
-    if history is not None and todo:
-        seconds = (time.perf_counter() - start) / len(todo)
-        history.put(_evaluations(task, archs, todo, accuracy.tolist(), costs, seconds), number, round_)
-    columns = [accuracy.cpu().numpy() if o.name == "accuracy" else costs[o.name] for o in task.problem.objectives]
-    return np.stack(columns, 1), len(todo)
 
+    def also(k: int) -> dict[str, float]:
+        return {name: float(costs[name][k]) for name in EXACT}
 
-def _evaluations(
-    task: Task, archs: Sequence[Arch], which: Sequence[int], accuracy: Sequence[float], costs: Mapping[str, Floats], seconds: float
-) -> list[Evaluation]:
-    return [
-        Evaluation(
-            archs[k].path,
-            archs[k].to_json(),
-            {"accuracy": accuracy[k], "macs": float(costs["macs"][k]), "params": float(costs["params"][k])},
-            seconds,
-        )
-        for k in which
-    ]
+    accuracy, fresh = accuracies(task.net.space.decode(genes), judge, history, world, also, number, round_)
+    columns = [np.asarray(accuracy) if o.name == "accuracy" else costs[o.name] for o in task.problem.objectives]
+    return np.stack(columns, 1), fresh

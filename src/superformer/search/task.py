@@ -9,26 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from superformer import data
 from superformer.cost import cost
 from superformer.cost.latency_table import LatencyError, LatencyTable
 from superformer.families.base import Network
-from superformer.recipes import Recipe
 from superformer.run import Run
-from superformer.search.evaluate import Evaluator
 from superformer.search.method import Method, method
 from superformer.search.options import Options
 from superformer.search.problem import Floats, Objective, Problem
 from superformer.search.settings import resolve
 from superformer.space import Genes
-from superformer.train.watch import needs_recalibration
-from superformer.train.world import World
 from superformer.trained import load_supernet
 
-CALIBRATION, BATCH = 8, 64
-"""Batches of training pictures that batch norms are estimated on, and their size."""
 Limits = Mapping[str, tuple[float, float]]
 
 
@@ -73,19 +65,6 @@ def fingerprint(run: Run) -> str:
     """Of a supernet's file."""
     with open(run.supernet_file, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def evaluator(net: Network, size: int, pictures: data.DataSet, recipe: Recipe, options: Options, world: World) -> tuple[Evaluator, str]:
-    """What gives candidates their accuracy, and the fingerprint of the pictures it uses."""
-    net.to(world.device)
-    found = data.eval_batches(pictures.search, recipe.data, size, 256, limit=options.pictures)
-    batches = [(x.to(world.device), labels.to(world.device)) for x, labels in found]
-    calibration: list[Tensor] = []
-    if needs_recalibration(net):
-        few = data.eval_batches(pictures.train, recipe.data, size, BATCH, limit=CALIBRATION * BATCH)
-        calibration = [x.to(world.device) for x, _ in few]
-    sides = net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
-    return Evaluator(net, batches, calibration, sides), f"{pictures.search.fingerprint}:{options.pictures}:{','.join(sides)}"
 
 
 def _table(run: Run, net: Network, options: Options, img_size: int, tell: Callable[[str], None]) -> LatencyTable:

@@ -8,13 +8,12 @@ import warnings
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
 from superformer import data
 from superformer.errors import StoppedError
+from superformer.evaluation.evaluator import Evaluator
 from superformer.families.base import Network
 from superformer.interrupt import deferred
 from superformer.recipes import Recipe, resolve, space_of
@@ -27,9 +26,6 @@ from superformer.train.show import Display, Metrics, Pace
 from superformer.train.step import Outcome, Trainer
 from superformer.train.world import World
 from superformer.trained import save_supernet
-
-CALIBRATION = 8
-"""Batches of training pictures that batch norms are estimated on for a check."""
 
 
 def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None) -> Run:
@@ -206,27 +202,16 @@ class _Loop:
         if not self.world.first:
             return
         recipe = self.recipe
-        archs = watch.watched(self.space, recipe.watch.networks, recipe.seed)
-        sides = ("left", "right") if recipe.sampling.sides == "both" else ("left",)
-        found = watch.check(trainer.best, archs, self._search, self._calibration(trainer.best), sides)
+        judge = Evaluator.of(
+            trainer.best, recipe, self.pictures, self.pictures.search, self.img_size, recipe.watch.pictures, self.world.device
+        )
+        found = watch.check(judge, watch.watched(self.space, recipe.watch.networks, recipe.seed))
         assert self.metrics is not None
         self.metrics.write("health", self.done, accuracy=found, skipped=trainer.guard.skipped)
         self.display.note(
             f"epoch {self.done / self.steps_per_epoch:.4g}: accuracy on the search split "
             + ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.items())
         )
-
-    def _search(self) -> Any:
-        batches = data.eval_batches(self.pictures.search, self.recipe.data, self.img_size, 256, limit=self.recipe.watch.pictures)
-        return ((x.to(self.world.device), labels.to(self.world.device)) for x, labels in batches)
-
-    def _calibration(self, net: Network) -> list[Tensor]:
-        if not watch.needs_recalibration(net):
-            return []
-        limit = CALIBRATION * 64
-        return [
-            x.to(self.world.device) for x, _ in data.eval_batches(self.pictures.train, self.recipe.data, self.img_size, 64, limit=limit)
-        ]
 
     def _save_due(self) -> bool:
         steps = self.recipe.watch.checkpoint_steps

@@ -13,11 +13,10 @@ from test_laws import double, pictures
 import superformer as sf
 from superformer.elastic.conv import BatchNorm
 from superformer.errors import SuperformerError
+from superformer.evaluation.evaluator import Evaluator, needs_recalibration
+from superformer.evaluation.tree import grow, walk
 from superformer.recipes import space_of
-from superformer.search.evaluate import Evaluator
-from superformer.search.tree import grow, walk
 from superformer.space.variation import mutate
-from superformer.train.watch import needs_recalibration
 
 
 @given(spaces, sharings, st.integers(0, 99))
@@ -60,8 +59,8 @@ def test_the_supernet_stays_as_it_is() -> None:
     before = {k: v.clone() for k, v in net.state_dict().items()}
     x = torch.randn(8, 3, 32, 32)
     batches = [(x, torch.arange(8) % 5)]
-    found = Evaluator(net, batches, [x, x])(space.sample(5, seed=0))
+    found = Evaluator(net, lambda: batches, [x, x])(space.sample(5, seed=0))
     assert len(found) == 5
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in before.items())
     with pytest.raises(SuperformerError, match="calibration"):
-        Evaluator(net, batches)
+        Evaluator(net, lambda: batches)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from superformer import data
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
+from superformer.evaluation.evaluator import Evaluator
 from superformer.run import Run
 from superformer.space import Space
 from superformer.space.arch import Arch
-from superformer.train.watch import accuracy, needs_recalibration
 from superformer.trained import load_supernet
 
 SPLITS = ("test", "search")
-CALIBRATION, BATCH = 8, 64
-"""Batches of training pictures that batch norms are estimated on, and their size."""
 
 
 def chosen(run: Run, space: Space, word: str) -> Arch:
@@ -53,17 +49,9 @@ def evaluate(folder: str | Path, words: Sequence[str], split: str = "test") -> l
     run.same_pictures(pictures.fingerprint)
     net = load_supernet(run.supernet_file)
     part = pictures.test() if split == "test" else pictures.search
-
-    def batches() -> Iterable[tuple[Tensor, Tensor]]:
-        return data.eval_batches(part, recipe.data, facts["img_size"], 256)
-
-    calibration: list[Tensor] = []
-    if needs_recalibration(net):
-        found = data.eval_batches(pictures.train, recipe.data, facts["img_size"], BATCH, limit=CALIBRATION * BATCH)
-        calibration = [x for x, _ in found]
-    sides = net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
+    scores = Evaluator.of(net, recipe, pictures, part, facts["img_size"])(archs)
     costs = cost(space, archs, num_classes=net.num_classes)
     return [
-        {"arch": word, "accuracy": accuracy(net, arch, batches, calibration, sides), "macs": int(macs), "params": int(params)}
-        for word, arch, macs, params in zip(words, archs, costs.macs, costs.params, strict=True)
+        {"arch": word, "accuracy": score, "macs": int(macs), "params": int(params)}
+        for word, score, macs, params in zip(words, scores, costs.macs, costs.params, strict=True)
     ]
