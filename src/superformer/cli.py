@@ -165,6 +165,7 @@ def search(
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first, front) and what is
     sought: objectives=accuracy,macs,latency  seed=1  threads=2  runtime=onnx
     """
+    from superformer.part import word
     from superformer.search.run import search as run_search
     from superformer.units import read_amount, read_seconds
 
@@ -174,23 +175,11 @@ def search(
         "latency": None if latency_max is None else read_seconds(latency_max, "--latency-max"),
     }
     limits = {name: (0.0, most) for name, most in given.items() if most is not None}
-    found = run_search(run, limits, method, _words(changes), Console(quiet=True) if as_json else console)
+    found = run_search(run, limits, method, dict(map(word, changes or [])), Console(quiet=True) if as_json else console)
     if as_json and found:
         print(json.dumps(found))
     elif found:
         console.print(f"Next: superformer eval --run {escape(run)} --arch best", style="dim", highlight=False, soft_wrap=True)
-
-
-def _words(changes: list[str] | None) -> dict[str, Any]:
-    import yaml
-
-    found = {}
-    for word in changes or []:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise SuperformerError(f"settings are written key=value, such as seed=1; {word!r} was given")
-        found[key] = yaml.safe_load(value)
-    return found
 
 
 @app.command(name="eval")

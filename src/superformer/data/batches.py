@@ -38,6 +38,13 @@ class Batch:
     patches: Tensor | None = None
     """Soft labels of the patches, (n, grid x grid, classes), row by row; None without token labelling."""
 
+    def parts(self, n: int, device: torch.device) -> list[Batch]:
+        """The batch on a device, in n parts to compute one after another: every n-th picture, so that each sub-network has its share."""
+        if len(self.x) % n:
+            raise SuperformerError(f"a process's batch of {len(self.x)} cannot be computed in {n} equal parts: change train.accumulate")
+        own = (self.x, self.target, self.labels, self.patches)
+        return [Batch(*(None if t is None else t[m::n].to(device, non_blocking=True) for t in own)) for m in range(n)]  # type: ignore[arg-type]
+
 
 def steps_per_epoch(pictures: int, batch_size: int) -> int:
     """Whole batches of an epoch; the rest is dropped. Repeated augmentation does not change it: it takes fewer pictures, more often."""

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from superformer.errors import SuperformerError, nearest
-from superformer.part import Part
+from superformer.part import Part, word
 from superformer.recipes.settings import Recipe
 from superformer.space import Space
 from superformer.spaces import space as published_space
@@ -63,43 +62,18 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def check(tree: Mapping[str, Any], where: str) -> Recipe:
-    """The recipe of a tree of settings; the error names the key, and the nearest one for a key that does not exist."""
-    try:
-        return Recipe.model_validate(tree)
-    except ValidationError as error:
-        found = error.errors()
-        first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-        at = [str(p) for p in first["loc"]]
-        if first["type"] == "extra_forbidden":
-            raise RecipeError(_unknown(at[-1], at[:-1], where)) from error
-        given = "" if first["type"] == "missing" else f", not {first['input']!r}"
-        raise RecipeError(f"{where}: {'.'.join(at)}: {first['msg']}{given}") from error
-
-
-def _unknown(key: str, parents: list[str], where: str) -> str:
-    part: type[BaseModel] = Recipe
-    for parent in parents:
-        part = part.model_fields[parent].annotation  # type: ignore[assignment]
-    here = ".".join(parents)
-    known = [f"{here}.{f}" if here else f for f in part.model_fields]
-    full = f"{here}.{key}" if here else key
-    return f"{where}: there is no setting {full!r}: {nearest(full, known)}"
+    """The recipe of a tree of settings."""
+    return Recipe.read(tree, where, RecipeError)
 
 
 def _change(tree: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    if not equals:
-        raise RecipeError(f"a change of a recipe is written key=value, such as sharing=cyclic; {change!r} was given")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{change!r} cannot be read: {' '.join(str(error).split())}") from error
-    *parents, last = key.strip().split(".")
+    key, value = word(change, RecipeError)
+    *parents, last = key.split(".")
     part: Any = Recipe
     for depth, name in enumerate([*parents, last]):
         free = not (isinstance(part, type) and issubclass(part, Part))
         if not free and name not in part.model_fields:
-            raise RecipeError(_unknown(name, parents[:depth], "key=value"))
+            raise RecipeError(Recipe.unknown(name, parents[:depth], "key=value"))
         part = None if free else part.model_fields[name].annotation
     node = tree
     for name in parents:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from superformer.errors import SuperformerError
 from superformer.part import Part
@@ -36,8 +36,4 @@ def split(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     own = {k: v for k, v in changes.items() if k in Options.model_fields}
     if isinstance(own.get("objectives"), str):
         own["objectives"] = [word.strip() for word in own["objectives"].split(",")]
-    try:
-        return Options.model_validate(own), {k: v for k, v in changes.items() if k not in own}
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SuperformerError(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}, not {first['input']!r}") from error
+    return Options.read(own, "search"), {k: v for k, v in changes.items() if k not in own}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from superformer.errors import SuperformerError, nearest
 from superformer.part import Part
@@ -115,12 +115,4 @@ def resolve(name: str, values: Mapping[str, Any] | None = None) -> Part:
     """The settings of a method; the error names the nearest method or setting, or what is possible."""
     if name not in KINDS:
         raise SuperformerError(f"unknown search method {name!r}: {nearest(name, KINDS)}")
-    kind = KINDS[name]
-    try:
-        return kind.model_validate(dict(values or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise SuperformerError(f"{name} has no setting {key!r}: {nearest(key, kind.model_fields)}") from error
-        raise SuperformerError(f"{name}: {key}: {first['msg']}, not {first['input']!r}") from error
+    return KINDS[name].read(values or {}, name)

@@ -13,7 +13,6 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from superformer.data import Batch
-from superformer.errors import SuperformerError
 from superformer.families.base import Network
 from superformer.recipes.settings import Recipe
 from superformer.train import gradients, losses, optimize
@@ -21,17 +20,6 @@ from superformer.train.sampling import Sampler, Turn
 from superformer.train.world import World
 
 Teacher = Callable[[Tensor], Tensor]
-
-
-def shared_out(batch: Batch, n: int, device: torch.device) -> list[Batch]:
-    """A batch on the device, in n parts to compute one after another: every n-th picture, so that each sub-network has its share of all."""
-    if len(batch.x) % n:
-        raise SuperformerError(f"a process's batch of {len(batch.x)} cannot be computed in {n} equal parts: change train.accumulate")
-    parts = []
-    for m in range(n):
-        x, target, labels = (t[m::n].to(device, non_blocking=True) for t in (batch.x, batch.target, batch.labels))
-        parts.append(Batch(x, target, labels, None if batch.patches is None else batch.patches[m::n].to(device, non_blocking=True)))
-    return parts
 
 
 @dataclass(frozen=True)
@@ -118,7 +106,7 @@ class Trainer:
 
         net.zero_grad()
         total = torch.zeros((), device=self.world.device)
-        shares = [self._taught(part) for part in shared_out(batch, recipe.train.accumulate, self.world.device)]
+        shares = [self._taught(part) for part in batch.parts(recipe.train.accumulate, self.world.device)]
         taught: list[Tensor] = []
         kept: gradients.Grads | None = None
         for turn in turns:
