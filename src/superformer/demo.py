@@ -1,48 +1,134 @@
-"""The first look that ``superformer demo`` gives."""
+"""Everything on the embedded digits, from an evolved space to a report: what ``superformer demo`` does."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
-import superformer as sf
+from superformer import files
+from superformer.bench import bench
+from superformer.cost import cost
+from superformer.cost.latency import measure_in_turn
+from superformer.errors import InfeasibleError
+from superformer.export import export
+from superformer.recipes import resolve
+from superformer.report import write
+from superformer.retrain import handed_over, retrain
+from superformer.run import Run
+from superformer.search.evolve import evolve_space
+from superformer.search.run import search
+from superformer.search.space_evolution import dimensions
+from superformer.space import Space
+from superformer.space.arch import Arch
+from superformer.trained import load_supernet
 
 
-def run(console: Console) -> None:
-    """A space, networks of a budget drawn from it, and one of them run in the supernet, by itself, and with others in one batch."""
-    space = sf.space("vit-resnas-tiny")
-    console.rule("1. A search space")
-    console.print(f"[bold]{space.name}[/]: {space.size:.3g} different architectures (superformer spaces {space.name} lists its choices)")
+@dataclass(frozen=True)
+class Pace:
+    """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a sub-space,
+    rounds of search, seconds of measuring latencies."""
 
-    console.rule("2. What networks cost, exactly and for a whole population at once")
-    start = time.perf_counter()
-    genes = space.sample_genes(100_000, seed=0)
-    costs = sf.cost(space, genes, num_classes=10)
-    taken = time.perf_counter() - start
-    console.print(f"{len(genes):,} networks drawn and counted in {taken:.2f} s; how their MACs (G) spread:")
-    counts, edges = np.histogram(costs.macs / 1e9, bins=12)
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        console.print(f"  {low:4.2f} to {high:4.2f}  [cyan]{'#' * round(60 * count / counts.max())}[/]")
+    epochs: float = 20
+    alone: float = 20
+    tuned: float = 6
+    samples: int = 20
+    generations: int = 8
+    table_seconds: float = 8.0
 
-    console.rule("3. Networks of a budget")
-    archs = space.sample(4, seed=0, macs=(1.19e9, 1.21e9), num_classes=10)
-    for arch, macs, params in zip(archs, *vars(sf.cost(space, archs, num_classes=10)).values(), strict=True):
-        console.print(f"  {arch.key}  {macs / 1e9:.3f} G MACs, {params / 1e6:.1f} M parameters, {arch.depth} blocks")
 
-    console.rule("4. One supernet holds them all")
-    with console.status("building the supernet"):
-        net = sf.supernet(space, num_classes=10, seed=0).eval()
-    weights = sum(p.numel() for p in net.parameters())
-    x = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), console.status("running the networks"):
-        mixed = net(x, archs)
-        model = net.extract(archs[0])
-        apart = (model(x[:2]) - net(x[:2], archs[0])).abs().max().item()
-        together = (mixed[:2] - net(x[:2], archs[0])).abs().max().item()
-    console.print(f"The supernet has {weights / 1e6:.1f} M weights. The first network, run three ways on the same pictures:")
-    console.print(f"  through the supernet against extracted:            largest difference {apart:.1e}")
-    console.print(f"  alone against with three others in one batch:      largest difference {together:.1e}")
-    console.print("Next: net.extract(arch) is an ordinary model for timm; docs/guide.md shows the rest.")
+def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # noqa: B008  # frozen
+    """The whole way in a run folder; returns the report. Killed, the same call goes on."""
+    begun, folder = time.monotonic(), Path(folder)
+    with _part(console, "1. Train a supernet, and evolve its space (S3)"):
+        changes = ("evolve.rounds=1", f"evolve.samples={pace.samples}", f"train.epochs={pace.epochs}", "watch.every=5")
+        evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console)
+    with _part(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
+        limits = _limits(Run.open(folder))
+        console.print(f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms", highlight=False)
+        words = {"generations": pace.generations, "table_seconds": pace.table_seconds}
+        found = search(folder, limits, None, words, console)
+    with _part(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
+        _compare(folder, found, pace, console)
+    with _part(console, "4. Export the network, and measure it"):
+        console.print(export(handed_over(folder), folder / "export" / "onnx", "onnx", console).text(), highlight=False, soft_wrap=True)
+        bench(str(folder), runtimes=("eager", "onnx"), console=console)
+    with _part(console, "5. The report"):
+        page = write(folder, console)
+    console.print(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True)
+    return page
+
+
+@contextmanager
+def _part(console: Console, title: str) -> Iterator[None]:
+    console.rule(title, align="left")
+    start = time.monotonic()
+    yield
+    console.print(f"({time.monotonic() - start:.0f} s)", style="dim", highlight=False)
+
+
+def _limits(run: Run) -> dict[str, tuple[float, float]]:
+    """The median MACs of the space, and the latency in the middle between its smallest and its largest network."""
+    path = run.folder / "limits.json"
+    if not path.exists():  # kept: measured again, a run that goes on would search within other limits
+        space, net = run.space(), load_supernet(run.supernet_file)
+        macs = float(np.median(cost(space, space.sample_genes(500, seed=0), num_classes=net.num_classes).macs))
+        ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
+        latency = float(np.mean([timing.median for timing in measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)]))
+        files.write(path, json.dumps({"macs": [0, macs], "latency": [0, latency]}))
+    return {name: (float(low), float(high)) for name, (low, high) in json.loads(path.read_text()).items()}
+
+
+def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) -> None:
+    """Everyone is trained from scratch alike; the found one also from its inherited weights."""
+    run = Run.open(folder)
+    space, classes = run.space(), len(run.facts()["classes"])
+    best = next(row for row in found["front"] if row["key"] == found["best"])
+    others = {"hand-made": handmade(space, best["macs"], classes), "random": _random(space, best["macs"], classes)}
+    (folder / "retrained").mkdir(exist_ok=True)
+    for name, arch in others.items():
+        files.write(folder / "retrained" / f"{name}.json", arch.to_json())
+    rows = []
+    for name, which, weights, epochs in (
+        ("hand-made", str(folder / "retrained" / "hand-made.json"), "scratch", pace.alone),
+        ("random", str(folder / "retrained" / "random.json"), "scratch", pace.alone),
+        ("found", "best", "scratch", pace.alone),
+        ("found, tuned", "best", "finetuned", pace.tuned),
+    ):
+        console.print(f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights", highlight=False)
+        row = retrain(folder, which, f"weights={weights}", f"train.epochs={epochs}", "watch.every=10", console=console).rows[-1]
+        rows.append({**row, "name": name, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
+        console.print(f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs", highlight=False)
+    files.write(folder / "comparison.json", json.dumps({"rows": rows}, indent=1))
+
+
+def handmade(space: Space, macs: float, num_classes: int) -> Arch:
+    """What one would draw by hand for so many MACs: every stage as deep, and every width as wide, in its list as the others."""
+    best: tuple[float, Arch] | None = None
+    for deep, wide in itertools.product(np.linspace(0, 1, 5), np.linspace(0, 1, 9)):
+        uniform = space
+        for dimension in dimensions(space):
+            share = deep if dimension.name == "depth" else wide
+            uniform = dimension.at(uniform, dimension.values[round(share * (len(dimension.values) - 1))])
+        arch = uniform.largest()
+        off = abs(float(cost(space, [arch], num_classes=num_classes).macs[0]) - macs)
+        best = (off, arch) if best is None or off < best[0] else best
+    assert best is not None
+    return best[1]
+
+
+def _random(space: Space, macs: float, num_classes: int) -> Arch:
+    for low in (0.97, 0.9, 0.5):
+        try:
+            return space.sample(1, seed=1, macs=(low * macs, macs), num_classes=num_classes)[0]
+        except InfeasibleError:
+            continue
+    return space.smallest()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superformer import files
+from superformer import files, provenance
 from superformer.errors import StoppedError, SuperformerError
 from superformer.recipes import Recipe, check, differences, dump, parse
 from superformer.space import Space
@@ -77,7 +77,7 @@ class Run:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
         if not self.recipe_file.exists():
             own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # a run that was killed while it began
-            own |= {"spaces", "evolution.json"}  # what evolving the space leaves before the last training
+            own |= {"spaces", "evolution.json", provenance.FILE}  # what evolving the space leaves before the last training
             if self.folder.exists() and (
                 not self.folder.is_dir() or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
             ):

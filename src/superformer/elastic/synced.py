@@ -30,11 +30,11 @@ class _Sum(torch.autograd.Function):
         return grad
 
 
-def synchronise(net: nn.Module) -> None:
-    """Let all batch norms of a network take the pictures of all processes."""
+def synchronise(net: nn.Module, on: bool = True) -> None:
+    """Let all batch norms of a network take the pictures of all processes; or, for what one process does by itself, not."""
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            setattr(module, SYNCED, True)
+            setattr(module, SYNCED, on)
 
 
 def is_synced(norm: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""The accuracy of sub-networks of one supernet on fixed pictures.
+"""The accuracy and the loss of sub-networks of one supernet on fixed pictures.
 
 They are evaluated together, as a tree (`superformer.evaluation.tree`): those that begin alike share the work up to where they differ.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from superformer import data
 from superformer.elastic.conv import BatchNorm
+from superformer.elastic.synced import synchronise
 from superformer.errors import SuperformerError
-from superformer.evaluation.tree import grow, walk
+from superformer.evaluation.tree import alike, grow, walk
 from superformer.families.base import Network
 from superformer.recipes import Recipe
 from superformer.space.arch import Arch
@@ -29,13 +32,20 @@ CALIBRATION, FEW = 8, 64
 """Batches of training pictures that batch norms are estimated on, and their size."""
 
 
+class Score(NamedTuple):
+    """Of a network on some pictures: the share that it gets right, and its mean cross-entropy (not a number: unknown)."""
+
+    accuracy: float
+    loss: float
+
+
 def needs_recalibration(net: Network) -> bool:
-    """Whether the statistics of a sub-network's batch norms are not its own until they are estimated anew."""
-    return any(isinstance(m, BatchNorm) for m in net.modules())
+    """Whether a sub-network's batch norms have no statistics of its own until they are estimated; a network by itself has its own."""
+    return net.space.size > 1 and any(isinstance(m, BatchNorm) for m in net.modules())
 
 
 class Evaluator:
-    """Accuracy on fixed pictures.
+    """Accuracy and loss on fixed pictures.
 
     ``calibration``: batches of training pictures, on which the statistics of batch norms are estimated for each network; needed where there
     are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as ViTAS scores.
@@ -49,6 +59,8 @@ class Evaluator:
         for norm in self.net.modules() if norms else ():
             if isinstance(norm, BatchNorm):
                 norm.momentum = None  # plain averages
+        if norms:
+            synchronise(self.net, on=False)  # this process evaluates by itself; the others would never answer
         self.batches, self.sides = batches, tuple(sides)
         self.calibration = tuple(calibration) if norms else ()
 
@@ -74,15 +86,23 @@ class Evaluator:
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """The accuracy of each architecture."""
-        was = self.net.training
+        return [score.accuracy for score in self.scores(archs)]
+
+    def scores(self, archs: Sequence[Arch]) -> list[Score]:
+        """The accuracy and the loss of each architecture."""
+        was, found = self.net.training, dict[int, Score]()
+        order = alike(archs)
         self.net.eval()
         try:
-            return [score for k in range(0, len(archs), TOGETHER) for score in self._together(archs[k : k + TOGETHER])]
+            for start in range(0, len(order), TOGETHER):
+                some = order[start : start + TOGETHER]
+                found |= zip(some, self._together([archs[k] for k in some]), strict=True)
         finally:
             self.net.train(was)
+        return [found[k] for k in range(len(archs))]
 
-    def _together(self, archs: Sequence[Arch]) -> list[float]:
-        right, seen = torch.zeros(len(archs), dtype=torch.float64), 0
+    def _together(self, archs: Sequence[Arch]) -> list[Score]:
+        right, lost, seen = torch.zeros(len(archs), dtype=torch.float64), torch.zeros(len(archs), dtype=torch.float64), 0
         for side in self.sides:
             root = None
             for x, labels in self.batches():
@@ -91,5 +111,6 @@ class Evaluator:
                     root = grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
                 for k, logits in walk(root, x, self.calibration if first else ()):
                     right[k] += float((logits.argmax(1) == labels).sum())
+                    lost[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
                 seen += len(labels)
-        return (right / max(seen, 1)).tolist()
+        return [Score(*pair) for pair in (torch.stack([right, lost], 1) / max(seen, 1)).tolist()]

@@ -32,10 +32,23 @@ def names() -> list[str]:
 
 def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """A published recipe or a file, with ``key=value`` changes."""
-    tree = _read(recipe)
+    return changed(_read(recipe), changes, str(recipe))
+
+
+def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings with those of another in their places."""
+    out = dict(tree)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = overlaid(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return out
+
+
+def changed(tree: dict[str, Any], changes: Iterable[str], where: str) -> Recipe:
+    """The recipe of a tree of settings, with ``key=value`` changes."""
     for change in changes:
         _change(tree, change)
-    return check(tree, str(recipe))
+    return check(tree, where)
 
 
 def _read(recipe: str | Path) -> dict[str, Any]:
@@ -121,4 +134,6 @@ def space_of(recipe: Recipe) -> Space:
     return space.narrow(**recipe.narrow) if recipe.narrow else space
 
 
-__all__ = ["Recipe", "RecipeError", "check", "differences", "dump", "names", "parse", "resolve", "space_of"]
+__all__ = [
+    "Recipe", "RecipeError", "changed", "check", "differences", "dump", "names", "overlaid", "parse", "resolve", "space_of",
+]  # fmt: skip

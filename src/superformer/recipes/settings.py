@@ -119,6 +119,7 @@ class Start(Part):
     pretrained: bool = Field(True, description="timm: with its published weights")
     checkpoint: str | None = Field(None, description="timm: a file of weights instead (safetensors)")
     run: str | None = Field(None, description="the supernet of an earlier run, of this or another space: what fits is copied")
+    network: str | None = Field(None, description="a folder with a stand-alone network of the space's family (superformer.stored)")
 
 
 class Train(Part):
@@ -130,6 +131,20 @@ class Train(Part):
     amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch")
+
+
+class Retrain(Part):
+    """How a found network is trained by itself: changes of the recipe that its supernet was trained with, for each way."""
+
+    weights: Literal["finetuned", "scratch"] = Field("finetuned", description="begin with the inherited weights, or with new ones")
+    finetuned: dict[str, Any] = Field(
+        {"train": {"epochs": 30}, "optimizer": {"lr": 1e-4, "warmup_epochs": 0}}, description="changes where inherited weights are tuned"
+    )
+    scratch: dict[str, Any] = Field(default_factory=dict, description="changes where new weights are trained")
+    larger: dict[str, Any] = Field(
+        {"train": {"epochs": 10}, "optimizer": {"lr": 1e-5, "weight_decay": 1e-8, "schedule": "constant", "warmup_epochs": 0}},
+        description="further changes where weights are tuned for larger pictures (S3, section 4.3)",
+    )
 
 
 class Watch(Part):
@@ -168,3 +183,4 @@ class Recipe(Part):
     watch: Watch = Watch()
     evolve: Evolve = Field(Evolve(), description="how superformer evolve-space moves the space")
     search: Search = Field(Nsga2(), discriminator="method", description="the method of superformer search, and its settings")
+    retrain: Retrain = Field(Retrain(), description="how superformer retrain trains the network that was found")

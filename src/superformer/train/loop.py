@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from superformer import data
+from superformer import data, provenance
 from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.base import Network
@@ -55,6 +55,7 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
+            provenance.note(run.folder)
         world.wait()
         return loop.go(trainer)
 
@@ -89,7 +90,6 @@ class _Loop:
         if self.world.first:
             facts = {"step": self.steps, "mean": self.recipe.data.mean, "std": self.recipe.data.std}
             save_supernet(trainer.best, self.run.supernet_file, self.pictures.classes, **facts)
-            self._say(f"The supernet is in {self.run.supernet_file}\nNext: superformer eval --run {self.run.folder}")
         self.world.wait()
         return self.run
 

@@ -13,6 +13,7 @@ from superformer.recipes import Recipe
 from superformer.recipes.settings import Start
 from superformer.run import Run
 from superformer.space import Space
+from superformer.stored import load_network
 from superformer.timm_weights import from_timm
 from superformer.train import start, teachers
 from superformer.train.step import Trainer
@@ -56,11 +57,14 @@ def prepare(
 
 
 def warm_start(net: Network, settings: Start) -> start.Report | None:
-    """Weights to begin with, from an earlier run or from a timm network."""
-    if settings.run is not None and settings.timm is not None:
-        raise SuperformerError("start.run and start.timm are two beginnings: give one of them")
+    """Weights to begin with, from an earlier run, a stand-alone network or a timm network."""
+    given = [name for name in ("run", "network", "timm") if getattr(settings, name) is not None]
+    if len(given) > 1:
+        raise SuperformerError(f"start.{given[0]} and start.{given[1]} are two beginnings: give one of them")
     if settings.run is not None:
         return start.from_supernet(net, load_supernet(Run.open(settings.run).supernet_file))
+    if settings.network is not None:
+        return start.from_network(net, load_network(settings.network).net)
     if settings.timm is None:
         return None
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}

@@ -8,7 +8,9 @@ from superformer.space.arch import Arch
 
 
 def watched(space: Space, networks: int, seed: int) -> dict[str, Arch]:
-    """The sub-networks that are watched."""
+    """The sub-networks that are watched; of a network by itself, the network."""
+    if space.size == 1:
+        return {"of the network": space.smallest()}
     random = space.sample(networks, seed=seed) if networks else []
     return {"smallest": space.smallest(), "largest": space.largest()} | {f"random {i + 1}": a for i, a in enumerate(random)}
 

@@ -1,0 +1,40 @@
+"""The command line. It reads words, calls the library and prints; it holds no logic of its own."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import typer
+
+from superformer import provenance
+from superformer.cli import find, published, use  # noqa: F401  # they add their commands
+from superformer.cli.app import app
+from superformer.errors import StoppedError, SuperformerError
+
+
+def main() -> None:
+    """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
+    provenance.began(sys.argv[1:])
+    try:
+        app(standalone_mode=False)
+    except SuperformerError as error:
+        print(f"superformer: {error}", file=sys.stderr)
+        sys.exit(2)
+    except StoppedError as error:
+        print(f"superformer: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("superformer: stopped", file=sys.stderr)
+        sys.exit(1)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except typer.Abort:
+        sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own complaints about words have it
+            raise
+        print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
+        sys.exit(2)

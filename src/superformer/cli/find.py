@@ -1,0 +1,127 @@
+"""From pictures to a network: train, evolve-space, search, retrain, eval."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from superformer.cli.app import app
+from superformer.cli.show import console, say, table
+from superformer.cli.words import (
+    ArchWord,
+    ArchWords,
+    Changes,
+    DataSpec,
+    Json,
+    LatencyMax,
+    MacsMax,
+    MethodName,
+    ParamsMax,
+    RecipeName,
+    RunFolder,
+    Split,
+)
+
+
+@app.command()
+def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+    """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
+
+    Example: superformer train --recipe s3-laptop --data digits --run runs/first
+
+    With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi sampling.networks=4
+    (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer -- train ...
+    """
+    from superformer.train.loop import train as run_training
+
+    done = run_training(recipe, data, run, *(changes or []), console=console)
+    say(f"The supernet is in {done.supernet_file}")
+    say(f"Next: superformer search --run {run} --macs-max ..., or superformer eval --run {run}", dim=True)
+
+
+@app.command()
+def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+    """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space, and again.
+
+    Example: superformer evolve-space --recipe s3-laptop --data digits --run runs/evolved
+
+    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last space.
+    """
+    from superformer.search.evolve import evolve_space as run_evolution
+
+    run_evolution(recipe, data, run, *(changes or []), console=console)
+    say(f"The trace is in {run}/evolution.json")
+    say(f"Next: superformer search --run {run} --macs-max ...", dim=True)
+
+
+@app.command()
+def search(
+    run: RunFolder,
+    macs_max: MacsMax = None,
+    params_max: ParamsMax = None,
+    latency_max: LatencyMax = None,
+    method: MethodName = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is evaluated twice.
+
+    Example: superformer search --run runs/first --macs-max 4M --latency-max 3ms
+
+    key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first, front) and what is
+    sought: objectives=accuracy,macs,latency  seed=1  threads=2  runtime=onnx
+    """
+    from superformer.part import word
+    from superformer.search.run import search as run_search
+    from superformer.units import read_amount, read_seconds
+
+    given = {
+        "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
+        "params": None if params_max is None else read_amount(params_max, "--params-max"),
+        "latency": None if latency_max is None else read_seconds(latency_max, "--latency-max"),
+    }
+    limits = {name: (0.0, most) for name, most in given.items() if most is not None}
+    found = run_search(run, limits, method, dict(map(word, changes or [])), Console(quiet=True) if as_json else console)
+    if as_json and found:
+        print(json.dumps(found))
+    elif found:
+        say(f"Next: superformer retrain --run {run}, or superformer eval --run {run} --arch best", dim=True)
+
+
+@app.command()
+def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as_json: Json = False) -> None:
+    """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go on.
+
+    Example: superformer retrain --run runs/first
+
+    weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe,
+    such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares accuracies on the test pictures.
+    """
+    from superformer.retrain import retrain as run_retraining
+
+    done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
+    if as_json:
+        print(json.dumps(done.rows))
+        return
+    columns = ("name", "weights", "accuracy", "macs", "params", "img_size", "epochs", "key")
+    rows = [{c: f"{100 * row[c]:.2f} %" if c == "accuracy" else row[c] for c in columns} for row in done.rows]
+    console.print(table(rows, "Accuracy on the test split"))
+    say(f"The network is in {done.model}")
+    say(f"Next: superformer export --run {run} --to onnx", dim=True)
+
+
+@app.command(name="eval")
+def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_json: Json = False) -> None:
+    """The accuracy of sub-networks of a trained supernet, with the weights they inherit.
+
+    Example: superformer eval --run runs/first --arch smallest --arch largest
+    """
+    from superformer.evaluation.report import evaluate as run_evaluation
+
+    rows = run_evaluation(run, arch or ["smallest", "largest"], split)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    shown = [{**row, "accuracy": f"{100 * row['accuracy']:.2f} %"} for row in rows]
+    console.print(table(shown, f"Accuracy on the {split} split, inherited weights"))

@@ -1,0 +1,133 @@
+"""Retraining found networks: the weights they begin with, larger pictures, and what a run holds afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from training import recipe, superformer
+
+import superformer as sf
+from superformer import data
+from superformer.errors import SuperformerError
+from superformer.retrain import at_size, handed_over, inherited, retrain
+from superformer.run import Run
+from superformer.search.run import search
+from superformer.stored import load_network
+from superformer.train.loop import train
+from superformer.trained import load_supernet
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("searched")
+    train(recipe(folder), "digits", folder / "run")
+    search(folder / "run", {"macs": (0, 3e5)}, "random", {"evaluations": 12})
+    return folder / "run"
+
+
+@pytest.fixture
+def run(searched: Path, tmp_path: Path) -> Path:
+    shutil.copytree(searched, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_inherited_finetuned_and_scratch(run: Path) -> None:
+    """The table of S3's figure 5, and the network that the run hands over."""
+    front = Run.open(run).front()
+    tuned = retrain(run, "best", "train.epochs=1", "optimizer.lr=1e-3")
+    scratch = retrain(run, "best", "weights=scratch", "train.epochs=1")
+    assert [row["weights"] for row in scratch.rows] == ["finetuned", "inherited", "scratch"]
+    assert {row["key"] for row in scratch.rows} == {front["best"]}
+    assert scratch.rows == json.loads((run / "retrained.json").read_text())["rows"]
+    by = {row["weights"]: row["accuracy"] for row in scratch.rows}
+    assert by["finetuned"] > by["scratch"]  # two epochs more
+    best = next(row for row in front["front"] if row["key"] == front["best"])
+    assert {row["macs"] for row in scratch.rows} == {best["macs"]}
+    stored = load_network(run / "model")
+    assert stored.net.space.smallest().key == front["best"]
+    assert stored.classes == tuple("0123456789")
+    assert tuned.model == run / "model"
+
+
+def test_a_network_begins_with_what_it_inherits(run: Path) -> None:
+    """Before the first step the network computes what the supernet does there."""
+    opened = Run.open(run)
+    net, arch = load_supernet(opened.supernet_file), opened.space().sample(1, seed=3)[0]
+    (run / "one.json").write_text(arch.to_json())
+    retrain(run, str(run / "one.json"), "train.epochs=0.01", "optimizer.lr=1e-12", "optimizer.warmup_lr=0", "train.ema=null")
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(load_network(run / "model").net(x), net(x, arch), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(inherited(opened, arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
+
+
+def test_larger_pictures(run: Path) -> None:
+    """Windows grow with the pictures; the recipe's changes for larger pictures hold; everything but the tables' sizes is copied."""
+    done = retrain(run, "best", "img_size=32", "train.epochs=0.1")
+    row = done.rows[-1]
+    assert row["img_size"] == 32
+    arch = load_network(run / "model").net.space.smallest()
+    front = Run.open(run).front()
+    before = sf.Arch.from_json(json.dumps(next(r["arch"] for r in front["front"] if r["key"] == front["best"])))
+    windows = [[b["window"] for s in a.stages for b in s.blocks] for a in (before, arch)]
+    assert windows[1] == [2 * w for w in windows[0]]
+    assert Run.open(run / "retrained" / f"{arch.key}-finetuned").recipe().optimizer.schedule == "constant"
+
+
+def test_sizes_of_published_networks() -> None:
+    small, large = (sf.model(name).space.smallest() for name in ("s3_small", "s3_small_384"))
+    assert at_size(small, 384) == large
+    assert at_size(small, 224) is small
+
+
+def test_a_stopped_retraining_goes_on(run: Path) -> None:
+    words = ("retrain", "--run", str(run), "train.epochs=2", "watch.checkpoint_steps=5")
+    first = superformer(*words)
+    assert first.returncode == 0, first.stderr
+    again = superformer(*words)
+    assert "already trained" in again.stdout
+    assert [line for line in first.stdout.splitlines() if "best  finetuned" in line] == [
+        line for line in again.stdout.splitlines() if "finetuned" in line
+    ]
+    other = superformer(*words, "optimizer.lr=1")
+    assert other.returncode == 2
+    assert "optimizer.lr" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("which", "word", "says"),
+    [
+        ("best", "weights=scrach", "did you mean 'scratch'"),
+        ("best", "img_size=large", "number of pixels"),
+        ("best", "train.epoch=1", "train.epochs"),
+        ("swin-0", "seed=0", "unknown architecture"),
+    ],
+)
+def test_mistakes(run: Path, which: str, word: str, says: str) -> None:
+    before = sorted(run.rglob("*"))
+    with pytest.raises(SuperformerError, match=says):
+        retrain(run, which, word)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_what_is_handed_over(run: Path) -> None:
+    with pytest.raises(SuperformerError, match="superformer retrain"):
+        handed_over(run)
+    assert handed_over(run, "largest").net.space.smallest() == Run.open(run).space().largest()
+
+
+def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> None:
+    """The network that is handed over is the one that was measured."""
+    words = ("train.epochs=0.5", "watch.networks=0", "data.search=5")
+    train("nasvit-laptop", "digits", tmp_path / "run", *words)
+    done = retrain(tmp_path / "run", "smallest", "train.epochs=0.3", "watch.every=10")
+    stored = load_network(done.model)
+    pictures = data.load("digits", Run.open(tmp_path / "run").recipe().data, stored.net.space.smallest().resolution)
+    right = total = 0
+    for x, labels in data.eval_batches(pictures.test(), Run.open(tmp_path / "run").recipe().data, 32, 256):
+        right, total = right + int((stored.net(x).argmax(1) == labels).sum()), total + len(labels)
+    assert done.rows[-1]["accuracy"] == pytest.approx(right / total)
