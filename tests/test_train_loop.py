@@ -16,11 +16,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 from training import command, environment, ordinary, recipe, superformer
 
+from superformer import data
 from superformer.errors import StoppedError
-from superformer.recipes import RecipeError
+from superformer.recipes import RecipeError, resolve, space_of
 from superformer.run import Run, RunError
 from superformer.train.checkpoint import listed
 from superformer.train.loop import train
+from superformer.train.prepare import prepare
+from superformer.train.world import World
 from superformer.trained import load_supernet
 
 
@@ -233,3 +236,21 @@ def test_progress_in_a_log(finished: Path, tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as file:
         train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "train.epochs=1", console=Console(file=file, width=100))
     assert "accuracy on the search split smallest" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("rule", [("sampling.rule=sandwich", "gradients.rule=project"), ("sampling.rule=multi", "sampling.networks=4")])
+def test_a_batch_in_two_parts_gives_the_same_step(finished: Path, rule: tuple[str, ...]) -> None:
+    """Gradients accumulated over halves of a batch are those of the whole one."""
+    grads = []
+    for parts in (1, 2):
+        words = (*rule, f"train.accumulate={parts}", "train.drop_path=0", "loss.distill=kl")
+        own = resolve(finished / "tiny.yaml", words if "multi" not in rule[0] else (*words, "gradients.rule=sum", "loss.distill=none"))
+        pictures = data.load("digits", own.data, 16)
+        batches = data.train_batches(pictures.train, own.data, own.mix, 16, seed=0, epoch=0, batch_size=64)
+        trainer = prepare(own, space_of(own), pictures.classes, 20, 20, World())
+        with batches:
+            trainer.step(0, next(batches))
+        grads.append({name: p.grad.clone() for name, p in trainer.net.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")

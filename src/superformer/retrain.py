@@ -21,7 +21,6 @@ from superformer.cost import cost
 from superformer.elastic.conv import recalibrate
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import CALIBRATION, FEW, Evaluator
-from superformer.evaluation.report import chosen
 from superformer.families.base import Network
 from superformer.part import word
 from superformer.recipes import Recipe, changed, overlaid
@@ -53,7 +52,7 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     shown = console or Console(quiet=True)
     run = Run.open(folder)
     run.trained()
-    arch = chosen(run, run.space(), which)
+    arch = run.arch(which)
     weights, size, rest = _own_words(run, changes)
     larger = at_size(arch, size)
     recipe = _recipe(run, larger, weights, rest)
@@ -99,7 +98,7 @@ def handed_over(folder: str | Path, which: str | None = None) -> Stored:
             )
         return load_network(run.folder / "model")
     run.trained()
-    recipe, net = run.recipe(), inherited(run, chosen(run, run.space(), which))
+    recipe, net = run.recipe(), inherited(run, run.arch(which))
     return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std)
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files, provenance
-from superformer.errors import StoppedError, SuperformerError
+from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.recipes import Recipe, check, differences, dump, parse
 from superformer.space import Space
+from superformer.space.arch import Arch
 
 
 class RunError(SuperformerError):
@@ -150,6 +151,23 @@ class Run:
     def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._text(self.facts_file))
         return found
+
+    def arch(self, which: str) -> Arch:
+        """What a word means: smallest, largest, best (of the last search), a key of its front, or a file."""
+        space, path = self.space(), Path(which)
+        if which in ("smallest", "largest"):
+            return space.smallest() if which == "smallest" else space.largest()
+        if path.is_file():
+            arch = Arch.from_json(self._text(path))
+            space.encode([arch])  # an error if it is not in the space
+            return arch
+        found = self.front() if which == "best" or self.front_file.exists() else {"front": [], "best": None}
+        key = found["best"] if which == "best" else which
+        row = next((row["arch"] for row in found["front"] if row["key"] == key), None)
+        if row is None:
+            known = ["smallest", "largest", "best", *(row["key"] for row in found["front"])]
+            raise SuperformerError(f"unknown architecture {which!r}, and no file of that name: {nearest(which, known)}")
+        return Arch.from_json(json.dumps(row))
 
     @staticmethod
     def _text(path: Path) -> str:

@@ -1,0 +1,88 @@
+"""Runs listed, compared and gone on with; what every command answers to a mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from training import recipe, superformer
+
+from superformer import provenance, runs
+from superformer.errors import SuperformerError
+from superformer.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("runs")
+    words = ("train", "--recipe", recipe(here), "--data", "digits", "--run", "one", "train.epochs=0.2")
+    done = superformer(*words, cwd=here)
+    assert done.returncode == 0, done.stderr
+    train(recipe(here), "digits", here / "two", "train.epochs=0.2", "optimizer.lr=1e-3")
+    return here
+
+
+def test_runs_are_listed_and_compared(folder: Path) -> None:
+    rows, lines = runs.overview([folder])
+    assert [Path(row["run"]).name for row in rows] == ["one", "two"]
+    assert {row["state"] for row in rows} == {"trained"}
+    assert all(0 <= row["best"] <= 1 and row["of"] == "search" for row in rows)
+    assert lines == []
+    _, lines = runs.overview([folder / "one", folder / "two"])
+    assert len(lines) == 1
+    assert "optimizer.lr: 0.002 there, 0.001 here" in lines[0]
+    with pytest.raises(SuperformerError, match="there are no runs"):
+        runs.overview([folder / "one" / "checkpoints"])
+
+
+def test_the_command_is_noted_and_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "runs")
+    noted = provenance.last(folder / "one")
+    assert noted is not None
+    assert noted["words"][0] == "train"
+    assert noted["torch"]
+    assert provenance.last(folder / "two") is None  # a call of the library, not a command
+    (folder / "one" / "supernet.safetensors").unlink()
+    again = superformer("resume", "--run", str(folder / "one"), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (folder / "one" / "supernet.safetensors").read_bytes() == (tmp_path / "runs/one/supernet.safetensors").read_bytes()
+    assert len((folder / "one" / provenance.FILE).read_text().splitlines()) == 1
+    refused = superformer("resume", "--run", str(folder / "two"))
+    assert refused.returncode == 2
+    assert "give the words that began it" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("search", "--run", "{}/none"), "there is no run"),
+        (("retrain", "--run", "{}/one"), "was not searched yet"),
+        (("export", "--run", "{}/one", "--to", "onnx"), "no retrained network yet"),
+        (("export", "--run", "{}/one", "--arch", "smallest", "--to", "onx"), "did you mean 'onnx'"),
+        (("eval", "--run", "{}/one", "--arch", "swin-7"), "unknown architecture 'swin-7'"),
+        (("report", "--run", "{}/none"), "there is no run"),
+        (("bench", "{}/none"), "none"),
+        (("runs", "{}/none"), "there are no runs"),
+        (("retrain", "--run", "{}/one", "--arch", "smallest", "optimizer.rl=1"), "optimizer.lr"),
+        (("exprt", "--run", "{}/one"), "Did you mean 'export'"),
+    ],
+)
+def test_mistakes_are_one_helpful_line(folder: Path, words: tuple[str, ...], says: str, capsys, monkeypatch) -> None:
+    import sys
+
+    from superformer.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["superformer", *(w.format(folder) for w in words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert says in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_machine_readable(folder: Path) -> None:
+    done = superformer("runs", str(folder), "--json")
+    assert len(json.loads(done.stdout)["runs"]) == 2
