@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import sharings, spaces
 from test_laws import double, pictures
@@ -14,7 +16,8 @@ import superformer as sf
 from superformer.elastic.conv import BatchNorm
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Evaluator, needs_recalibration
-from superformer.evaluation.tree import grow, walk
+from superformer.evaluation.score import Race
+from superformer.evaluation.tree import alike, grow, walk
 from superformer.recipes import space_of
 from superformer.space.variation import mutate
 
@@ -53,6 +56,22 @@ def test_equal_beginnings_run_once() -> None:
     assert len(grow(net, [first, *space.decode(early)], (224, 224))) == 2 * alone - 1
 
 
+@settings(max_examples=12)
+@given(spaces, st.integers(0, 99))
+def test_an_order_in_which_equal_beginnings_follow_one_another(space, seed):
+    archs = space.sample(8, seed=seed)
+    order = alike([*archs, *archs])
+    assert sorted(order) == list(range(16))
+    net = sf.supernet(space, 3)
+    size = (space.img_size, space.img_size)
+    seen: list[object] = []
+    for k in order:  # what leads into the first stage: each kind once in a row
+        key = next(iter(grow(net, [archs[k % 8]], size).children))
+        if not seen or seen[-1] != key:
+            assert key not in seen
+            seen.append(key)
+
+
 def test_the_supernet_stays_as_it_is() -> None:
     space = space_of(sf.recipe("nasvit-laptop"))
     net = sf.supernet(space, 5)
@@ -64,3 +83,52 @@ def test_the_supernet_stays_as_it_is() -> None:
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in before.items())
     with pytest.raises(SuperformerError, match="calibration"):
         Evaluator(net, lambda: batches)
+
+
+def judge_of(space, n=40, seed=0):
+    net = double(space, "ordinal")
+    batches = [(pictures(n // 2, space, seed=seed + k), torch.arange(n // 2) % net.num_classes) for k in range(2)]
+    calibration = [pictures(4, space, seed=9)] if needs_recalibration(net) else []
+    return Evaluator(net, lambda: batches, calibration, pictures=n)
+
+
+@settings(max_examples=12)
+@given(spaces, st.integers(0, 9))
+def test_accuracy_and_loss_are_those_of_separate_networks(space, seed):
+    judge = judge_of(space, 8, seed)
+    archs = space.sample(3, seed=seed)
+    for arch, score in zip(archs, judge.scores(archs), strict=True):
+        model = judge.net.extract(arch).eval()
+        model = sf.recalibrate(model, judge.calibration) if judge.calibration else model
+        with torch.no_grad():
+            logits = [(model(x), y) for x, y in judge.batches()]
+        loss = sum(float(torch.nn.functional.cross_entropy(z.float(), y, reduction="sum")) for z, y in logits) / 8
+        assert score.loss == pytest.approx(loss, rel=1e-5)
+        assert score.accuracy == sum(int((z.argmax(1) == y).sum()) for z, y in logits) / 8
+
+
+def test_a_race_stops_those_that_cannot_win_and_changes_no_score_of_the_others():
+    judge = judge_of(space_of(sf.recipe("nasvit-laptop")), 160)
+    archs = judge.net.space.sample(12, seed=3)
+    whole = judge.scores(archs)
+    middle = sorted(score.accuracy for score in whole)[6]
+    raced = judge.scores(archs, Race([middle] * 12))
+    for before, after in zip(whole, raced, strict=True):
+        assert math.isnan(after.accuracy) == math.isnan(after.loss)
+        if math.isnan(after.accuracy):
+            assert before.accuracy < middle
+        else:
+            assert after == pytest.approx(before)
+    assert any(math.isnan(score.accuracy) for score in judge.scores(archs, Race([0.9] * 12)))
+    assert np.asarray(judge.scores(archs, Race([0.0] * 12))) == pytest.approx(np.asarray(whole))
+    assert all(math.isnan(score.accuracy) for score in judge.scores(archs, Race([1.1] * 12)))  # before the first picture
+
+
+@given(st.integers(1, 300), st.floats(0, 1), st.floats(0, 3), st.data())
+def test_the_bound_of_a_race_is_exact_and_a_margin_only_lowers_it(pictures, needed, margin, data):
+    seen = data.draw(st.integers(0, pictures))
+    right = data.draw(st.integers(0, seen))
+    lost = bool(Race([needed]).lost(torch.tensor([right], dtype=torch.float64), seen, pictures))
+    assert lost == ((right + pictures - seen) / pictures < needed)
+    if lost:
+        assert Race([needed], margin).lost(torch.tensor([right], dtype=torch.float64), seen, pictures)

@@ -10,14 +10,17 @@ import sqlite3
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from training import command, environment, recipe, superformer
 
 import superformer as sf
 from superformer.errors import SuperformerError
+from superformer.evaluation import evaluator
 from superformer.evaluation.report import evaluate
 from superformer.run import RunError
+from superformer.search import measured as module
 from superformer.search.run import search
 from superformer.train.loop import train
 
@@ -46,10 +49,64 @@ def test_the_front_lies_within_the_limits(run: Path) -> None:
         arch = sf.Arch.from_json(json.dumps(row["arch"]))
         assert arch in space
         assert sf.cost(space, [arch], num_classes=10).macs[0] == row["macs"] <= 3e5
-    scores = [(row["accuracy"], row["macs"]) for row in found["front"]]
+    scores = [(row["accuracy"], -row["loss"]) for row in found["front"]]
     assert scores == sorted(scores, reverse=True)
+    front = [row for row in found["front"] if row["key"] != found["best"]]  # the best may have been found on more pictures
+    assert [row["macs"] for row in front] == sorted((row["macs"] for row in front), reverse=True)
     rows = evaluate(run, ["best"], "search")
-    assert rows[0]["accuracy"] == pytest.approx(found["front"][0]["accuracy"])
+    assert rows[0]["accuracy"] == pytest.approx(next(row["accuracy"] for row in found["front"] if row["key"] == found["best"]))
+
+
+def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(run: Path) -> None:
+    found = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    with sqlite3.connect(run / "history.db") as db:
+        values = [json.loads(text) for (text,) in db.execute('SELECT "values" FROM evaluations')]
+    assert all(v["accuracy"] <= 1 and v["loss"] > 0 for v in values)
+    best = next(row for row in found["front"] if row["key"] == found["best"])
+    inside = [v for v in values if v["macs"] <= 3e5]
+    first = found["front"][0]
+    assert first["accuracy"] == max(v["accuracy"] for v in inside)
+    assert first["loss"] == min(v["loss"] for v in inside if v["accuracy"] == first["accuracy"])
+    again = {v["moved_accuracy"]: v["accuracy"] for v in values if "moved_accuracy" in v}
+    assert sum("moved_accuracy" in v for v in values) == 16
+    assert again[max(again)] == pytest.approx(best["accuracy"])
+
+
+def test_a_history_from_before_losses_were_kept_still_serves(run: Path) -> None:
+    first = search(run, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
+    with sqlite3.connect(run / "history.db") as db:
+        for number, text in list(db.execute('SELECT id, "values" FROM evaluations')):
+            old = {k: v for k, v in json.loads(text).items() if k != "loss"}
+            db.execute('UPDATE evaluations SET "values" = ? WHERE id = ?', (json.dumps(old), number))
+    again = search(run, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
+    assert again["evaluated"] == first["evaluated"]
+    assert all("loss" not in row for row in again["front"])
+    assert again["front"][0]["accuracy"] == first["front"][0]["accuracy"]
+    more = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    assert more["evaluated"] > again["evaluated"]
+
+
+RACED = {
+    "nsga2": {"objectives": "accuracy", **WORDS},
+    "evolution": {"first": 30, "rounds": 4, "parents": 4, "mutants": 8, "crossovers": 8},
+    "random": {"evaluations": 80, "batch": 10},
+}
+
+
+@pytest.mark.parametrize(("method", "words"), RACED.items())
+def test_a_race_ends_with_the_same_front(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: dict[str, int]
+) -> None:
+    monkeypatch.setattr(evaluator, "LAP", 4)
+    shutil.copytree(run, tmp_path / "raced")
+    whole = search(run, {"macs": (0, 3e5)}, method, words)
+    raced = search(tmp_path / "raced", {"macs": (0, 3e5)}, method, {**words, "racing": True})
+    shown = [[(row["key"], row["accuracy"]) for row in found["front"]] for found in (whole, raced)]
+    assert shown[0] == shown[1]
+    assert raced["evaluated"] < whole["evaluated"]  # what was stopped is not kept as if it were whole
+    again = search(tmp_path / "raced", {"macs": (0, 3e5)}, method, words)
+    assert again["evaluated"] == whole["evaluated"]
+    assert [row["key"] for row in again["front"]] == [row["key"] for row in whole["front"]]
 
 
 def test_nothing_is_evaluated_twice(run: Path) -> None:
@@ -122,6 +179,32 @@ def test_a_latency_limit(run: Path) -> None:
     found = search(run, {"latency": (0, 1.0)}, "evolution", words)
     assert found["objectives"] == ["accuracy", "latency"]
     assert all(row["measured"] > 0 for row in found["front"][:12])
+
+
+def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front is measured from the most accurate down until one meets the limit, twice; here with times that are given."""
+
+    def best(*times: float) -> int:
+        left = list(times)
+        rows = [{"key": str(k), "accuracy": 1 - k / 10} for k in range(5)]
+
+        def measure(task: object, some: list[dict[str, float]]) -> None:
+            for row in some:
+                row["measured"] = max(row.get("measured", 0), left.pop(0))
+
+        monkeypatch.setattr(module, "measure", measure)
+        task = SimpleNamespace(table=object(), throughput=None, problem=SimpleNamespace(limits={"latency": (0, 1.0)}))
+        chosen = module.best_measured(task, rows, rows[:2], lambda text: None)
+        assert chosen is not None
+        assert not left
+        return int(chosen["key"])
+
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    assert best(0.9, 0.5, 0.95) == 0
+    assert best(0.9, 0.5, 1.1, 0.6) == 1  # the first met it by luck
+    assert best(2.0, 1.5, 1.2, 0.9, 0.9) == 3
+    assert best(2.0, 1.5, 1.2, 1.1, 0.8, 0.8) == 4
+    assert best(2.0, 1.5, 1.05, 1.1, 1.2) == 2  # none does: the nearest
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     with _part(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
         _compare(folder, found, pace, console)
     with _part(console, "4. Export the network, and measure it"):
-        console.print(export(handed_over(folder), folder / "export" / "onnx", "onnx", console).text(), highlight=False, soft_wrap=True)
-        bench(str(folder), runtimes=("eager", "onnx"), console=console)
+        proof = export(handed_over(folder), folder / "export" / "onnx", "onnx", console)
+        console.print(f"{proof}", highlight=False, soft_wrap=True)
+        bench(str(folder), ("eager", "onnx"), seconds=0.3, console=console)
     with _part(console, "5. The report"):
         page = write(folder, console)
     console.print(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True)

@@ -35,7 +35,46 @@ def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> N
     from superformer.retrain import handed_over
 
     proof = run_export(handed_over(run, arch), Path(out or Path(run) / "export" / to), to, console)
-    say(proof.text())
+    say(f"{proof}")
+    say(f"The export is in {proof.files[0].parent}")
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A published model, one of timm, a folder with a network, or a run.")],
+    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="WHICH", help="Of a run: only these networks; repeatable.")] = None,
+    runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
+    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time for each network, runtime and batch.")] = 0.5,
+    as_json: Json = False,
+) -> None:
+    """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.
+
+    Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
+    """
+    from superformer import bench as benchmark
+
+    words = [r.strip() for r in runtimes.split(",")]
+    found = benchmark.bench(what, words, threads, seconds=seconds, which=arch or [], console=None if as_json else console)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [
+        {
+            "network": row["name"],
+            "runtime": row["runtime"],
+            "latency": f"{1e3 * row['latency']:.2f} ms",
+            "90 %": f"{1e3 * row['p90']:.2f} ms",
+            "pictures/s": f"{row['throughput']:.0f}",
+            "at batch": row["batch"],
+        }
+        for row in benchmark.summary(found)
+        if "error" not in row
+    ]
+    console.print(table(rows, f"{found['machine']}; threads: {threads}"))
+    for row in benchmark.summary(found):
+        if "error" in row:
+            say(f"{row['name']} does not run with {row['runtime']}: {row['error']}")
 
 
 @app.command()

@@ -7,28 +7,24 @@ work on the machine disturbed least. It holds for the machine it was measured on
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
 import os
 import platform
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from superformer.errors import SuperformerError, nearest
+from superformer.export.trace import as_onnx, traced
 from superformer.families.base import Network
 
 RUNTIMES = ("eager", "compiled", "onnx")
@@ -136,7 +132,7 @@ def measure_in_turn(
     with ExitStack() as stack:
         stack.enter_context(_pinned(threads))
         runs = [
-            stack.enter_context(_runner(m, _pictures(m, img_size, batch, d), d, runtime, threads))
+            stack.enter_context(_runner(m, pictures(m, img_size, batch, d), d, runtime, threads))
             for m, d in zip(models, where, strict=True)
         ]
         times = _in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None))
@@ -170,7 +166,7 @@ def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def _pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
+def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
     if img_size is None:
         if not isinstance(model, Network) or model.space.size != 1:
             raise SuperformerError("img_size is needed for a model that is not a stand-alone network of superformer")
@@ -207,7 +203,7 @@ def _no_collection() -> Iterator[None]:
 def _runner(model: nn.Module, x: Tensor, device: torch.device, runtime: str, threads: int) -> Iterator[Callable[[], object]]:
     """A function that runs the model once; the model is as before afterwards."""
     home = _device(model)
-    with _evaluating(model), torch.inference_mode(runtime == "eager"), torch.no_grad():
+    with evaluating(model), torch.inference_mode(runtime == "eager"), torch.no_grad():
         model.to(device)
         try:
             if runtime == "onnx":
@@ -219,7 +215,7 @@ def _runner(model: nn.Module, x: Tensor, device: torch.device, runtime: str, thr
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """In eval mode; every part is in its own mode again afterwards."""
     training = {m: m.training for m in model.modules()}
     model.eval()
@@ -244,7 +240,7 @@ def _torch(model: Callable[[Tensor], object], x: Tensor, device: torch.device) -
 
 def _compiled(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
     """Exported first, so that it has code of its own: many networks of one class would count as one that changes all the time."""
-    run: Callable[[Tensor], object] = torch.compile(torch.export.export(model, (x,)).module(), dynamic=False)
+    run: Callable[[Tensor], object] = torch.compile(traced(model, x).module(), dynamic=False)
     try:
         run(x)
     except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -256,7 +252,7 @@ def _onnx(model: nn.Module, x: Tensor, threads: int) -> Callable[[], object]:
     ort = _onnxruntime()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
-        torch.onnx.export(model, (x.cpu(),), file, dynamo=True, verbose=False)
+        as_onnx(model, x.cpu()).save(file)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -273,54 +269,3 @@ def _onnxruntime() -> ModuleType:
             "runtime='eager'"
         )
     return importlib.import_module("onnxruntime")
-
-
-# --- memory ---
-
-
-def peak_memory(model: nn.Module, img_size: Size | None = None, batch: int = 1) -> int:
-    """Bytes of all tensors that are alive at once, at most, in a forward pass for inference: the pictures and what is computed from them,
-    not the weights. What a kernel uses for itself while it runs is not seen.
-    """
-    x = functools.partial(_pictures, model, img_size, batch, _device(model))
-    with _evaluating(model), torch.no_grad():
-        model(x())  # what it keeps for all passes is made in the first
-        with _Living() as living:
-            model(x())
-    return living.peak
-
-
-class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the memory of tensors from when an operation makes them until nobody holds them."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self.known.add(tensor.untyped_storage()._cdata)  # a weight, if no operation made it
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
-        return out
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address in self.known:
-            return
-        self.known.add(address)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, address, size)
-
-    def _gone(self, address: int, size: int) -> None:
-        self.known.discard(address)
-        self.now -= size

@@ -84,6 +84,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = 
         return out
     if bias is not None and bias.dim() == 3:
         bias = bias[None]  # the fused kernel takes four dimensions; with three torch is three times as slow
-    elif bias is not None and len(bias) not in (1, len(q)):
-        bias = bias.repeat(len(q) // len(bias), 1, 1, 1)
+    elif bias is not None and (torch.compiler.is_compiling() or bias.shape[0] not in (1, q.shape[0])):
+        heads, bias = q.shape[1], bias.flatten(0, 1)[None]  # n times as many heads, and a bias that is the same for all pictures
+        q, k, v = (t.reshape(-1, bias.shape[1], *t.shape[2:]) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(-1, heads, q.shape[2], v.shape[3])
     return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers.drop import drop_path
 from torch import Tensor, nn
 
 from superformer.elastic.attention import Attention
@@ -58,8 +57,11 @@ class Cell(nn.Module, abc.ABC):
         """MACs and parameters on so many tokens, the patches among them in rows and columns."""
 
     def dropped(self, y: Tensor) -> Tensor:
-        """A branch of this block with stochastic depth."""
-        return drop_path(y, self.drop_path, self.training) if self.drop_path else y
+        """A branch of this block with stochastic depth: for some pictures nothing, for the others more."""
+        if not self.drop_path or not self.training:
+            return y
+        kept = 1 - self.drop_path
+        return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
 
 
 Phase = Callable[[Tensor, View, Step, Pass], Tensor]

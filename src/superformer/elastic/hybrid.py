@@ -19,6 +19,7 @@ from superformer.elastic.count import NOTHING, Cost, Count
 from superformer.elastic.inverted import widen
 from superformer.elastic.layers import LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
 from superformer.elastic.pass_ import Pass, Step
+from superformer.elastic.scratch import few_at_a_time
 from superformer.elastic.talking import talking
 from superformer.errors import SuperformerError
 
@@ -93,7 +94,7 @@ class MBConv(Optional):
         point, offset = self.point_norm.folded(self.point, view)
         few = max(1, IN_CACHE // (x.shape[1] * x.shape[2] * len(kernel)))
         outs = []
-        for part in (x[i : i + few] for i in range(0, len(x), few)):
+        for part in (x[rows] for rows in few_at_a_time(x.shape[0], few)):
             y = part if wide is None else F.silu(F.linear(part, wide[0].flatten(1), wide[1]), inplace=True)
             y = F.conv2d(y.permute(0, 3, 1, 2), kernel, shift, self.stride, kernel.shape[-1] // 2, groups=len(kernel))
             y = F.silu(y, inplace=True).permute(0, 2, 3, 1)

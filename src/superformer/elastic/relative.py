@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from superformer.elastic.attend import attend
+from superformer.elastic.attend import attend, unpack
 from superformer.elastic.axis import EMPTY
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Table, Widths
@@ -141,6 +141,39 @@ class _Unmark(torch.autograd.Function):
         return out, sums.view(-1, len(entries)).t() @ flat, None
 
 
+def _near(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each token and each mark: which of the entries of all distances it needs (the class token: the last, for all keys), and the mark
+    itself, one where a key has it."""
+    (rows, cols), last = grid, sum(grid)
+    row, col = (at.flatten()[:, None] for at in torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij"))
+    marks = torch.arange(last + 1, device=device)
+    far = torch.where(marks < rows, rows - 1 - row + marks, rows + cols - 2 - col + marks)
+    index = torch.cat([torch.full_like(far[:1], distances(grid) - 1), far])
+    index[:, last] = distances(grid) - 1
+    own = (marks == row) | (marks == rows + col)
+    return index, torch.cat([marks[None] == last, own])
+
+
+def _traced(qkv: Tensor, keys: Tensor, values: Tensor, scale: float, grid: Grid) -> Tensor:
+    """The same attention in plain operations, for export and compilation: each token's entries are gathered (they are constants there)."""
+    index, marks = _near(grid, qkv.device)
+    seen = torch.ones_like(index, dtype=qkv.dtype)
+    seen[0, grid[0] : sum(grid)] = 0  # the class token's row marks carry its entry, its column marks nothing
+    near_keys, near_values = (entries[index] * seen[..., None] for entries in (keys, values))
+    q, k, v = unpack(qkv)
+    asked = _by_token(q, near_keys.mT)
+    own = marks.to(qkv.dtype).expand(*k.shape[:2], -1, -1)
+    out = attend(torch.cat([q, asked], -1), torch.cat([k, own], -1), torch.cat([v, own], -1), scale)
+    dim = q.shape[-1]
+    return (out[..., :dim] + _by_token(out[..., dim:], near_values)).transpose(1, 2).flatten(2)
+
+
+def _by_token(x: Tensor, matrices: Tensor) -> Tensor:
+    """(batch, heads, tokens, channels), each token times a matrix of its own."""
+    batch, heads = x.shape[:2]
+    return (x.permute(2, 0, 1, 3).flatten(1, 2) @ matrices).view(x.shape[2], batch, heads, -1).permute(1, 2, 0, 3)
+
+
 class RelativePosition(nn.Module):
     """Tables of ``2 * reach + 2`` entries for the rows and the columns of keys and of values; distances beyond ``reach`` are clipped."""
 
@@ -172,6 +205,8 @@ class RelativePosition(nn.Module):
     def forward(self, qkv: Tensor, scale: float, grid: Grid, native: Grid) -> Tensor:
         """Attention of packed q, k, v (batch, 1 + rows * columns, 3, heads, head width), class token first."""
         keys, values = (self._entries(kind, grid, native).to(qkv.dtype) for kind in "kv")
+        if torch.compiler.is_compiling():
+            return _traced(qkv, keys, values, scale, grid)
         q, k, v = _Mark.apply(qkv, keys, grid, self.channels(grid))
         out: Tensor = _Unmark.apply(attend(q, k, v, scale), values, grid)
         return out

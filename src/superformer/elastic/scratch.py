@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 _own = threading.local()
@@ -22,3 +23,11 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     if found is None or found.numel() < size:
         pool[key] = found = like.new_empty(size)
     return found[:size].view(*shape)
+
+
+def few_at_a_time(batch: int, few: int) -> list[slice]:
+    """A batch in parts so small that what is computed for one stays in the cache. A trace (export, compilation) has one part: its batch
+    may be of any size."""
+    if torch.compiler.is_compiling():
+        return [slice(None)]
+    return [slice(start, start + few) for start in range(0, batch, few)]

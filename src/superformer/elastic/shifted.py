@@ -51,7 +51,7 @@ class Windows:
 
     def cut(self, x: Tensor) -> Tensor:
         """Tokens (batch, tokens, channels) as a map that is padded and moved."""
-        x = pad(x.view(len(x), *self.grid, -1), self.side)
+        x = pad(x.view(x.shape[0], *self.grid, -1), self.side)
         return x.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x
 
     def join(self, windows: Tensor) -> Tensor:

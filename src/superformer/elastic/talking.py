@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.elastic.scratch import scratch
+from superformer.elastic.scratch import few_at_a_time, scratch
 
 IN_CACHE = 2**20
 """Attention weights that stay in the cache between two operations."""
@@ -22,7 +22,7 @@ IN_CACHE = 2**20
 
 def _across(weight: Tensor, maps: Tensor, out: Tensor | None = None) -> Tensor:
     """A linear map over the heads of (batch, heads, pairs)."""
-    return torch.bmm(weight.expand(len(maps), *weight.shape), maps, out=out)
+    return torch.bmm(weight.expand(maps.shape[0], *weight.shape), maps, out=out)
 
 
 class _Talking(torch.autograd.Function):
@@ -77,8 +77,8 @@ def talking(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tenso
         out: Tensor = _Talking.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, w1, b1, w2, b2, scale)
         return out
     heads, tokens = q.shape[1:3]
-    few = max(1, IN_CACHE // (heads * tokens * tokens))  # pictures at a time, whose attention stays in the cache
-    parts = [_evaluate(q[i : i + few], k[i : i + few], v[i : i + few], bias, w1, w2, scale) for i in range(0, len(q), few)]
+    rows = few_at_a_time(q.shape[0], max(1, IN_CACHE // (heads * tokens * tokens)))
+    parts = [_evaluate(q[r], k[r], v[r], bias, w1, w2, scale) for r in rows]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
 

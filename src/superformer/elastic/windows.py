@@ -74,20 +74,26 @@ def join(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     """The opposite of `cut`, for one part; rows and columns that were padded are left out."""
     down, across = padded(rows, side) // side, padded(cols, side) // side
     x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
-    return x.reshape(len(x), down * side, across * side, -1)[:, :rows, :cols]
+    return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]
 
 
 LARGE = 8
 """The side of a patch from which on one copy of all its pixels at once is faster than one for each pixel of a patch."""
 
 
+def _as_patches(x: Tensor, side: int) -> Tensor:
+    """A view (batch, rows, columns, channels, side, side) of a map."""
+    rows, cols = x.shape[1] // side, x.shape[2] // side
+    x = x[:, : rows * side, : cols * side]
+    return x.unflatten(1, (rows, side)).unflatten(3, (cols, side)).permute(0, 1, 3, 5, 2, 4)  # type: ignore[no-untyped-call, no-any-return]
+
+
 def _patch_pairs(x: Tensor, out: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of a map and of its patches (batch, rows, columns, channels, side, side) that hold the same numbers."""
-    rows, cols = out.shape[1:3]
-    x = x[:, : rows * side, : cols * side]
     if side >= LARGE:
-        yield x.unflatten(1, (rows, side)).unflatten(3, (cols, side)).permute(0, 1, 3, 5, 2, 4), out  # type: ignore[no-untyped-call]
+        yield _as_patches(x, side), out
         return
+    x = x[:, : out.shape[1] * side, : out.shape[2] * side]
     for i, j in product(range(side), repeat=2):
         yield x[:, i::side, j::side], out[..., i, j]
 
@@ -114,5 +120,7 @@ class _Patches(torch.autograd.Function):
 
 def patches(x: Tensor, side: int) -> Tensor:
     """(batch, rows, columns, channels, side, side): the map in patches; rows and columns that do not fill a patch are left out."""
+    if torch.compiler.is_compiling():
+        return _as_patches(x, side)
     out: Tensor = _Patches.apply(x, side)
     return out

@@ -6,8 +6,7 @@ They are evaluated together, as a tree (`superformer.evaluation.tree`): those th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,8 @@ from superformer import data
 from superformer.elastic.conv import BatchNorm
 from superformer.elastic.synced import synchronise
 from superformer.errors import SuperformerError
+from superformer.evaluation.moved import copies, number
+from superformer.evaluation.score import LAP, STOPPED, Race, Score
 from superformer.evaluation.tree import alike, grow, walk
 from superformer.families.base import Network
 from superformer.recipes import Recipe
@@ -32,13 +33,6 @@ CALIBRATION, FEW = 8, 64
 """Batches of training pictures that batch norms are estimated on, and their size."""
 
 
-class Score(NamedTuple):
-    """Of a network on some pictures: the share that it gets right, and its mean cross-entropy (not a number: unknown)."""
-
-    accuracy: float
-    loss: float
-
-
 def needs_recalibration(net: Network) -> bool:
     """Whether a sub-network's batch norms have no statistics of its own until they are estimated; a network by itself has its own."""
     return net.space.size > 1 and any(isinstance(m, BatchNorm) for m in net.modules())
@@ -48,10 +42,18 @@ class Evaluator:
     """Accuracy and loss on fixed pictures.
 
     ``calibration``: batches of training pictures, on which the statistics of batch norms are estimated for each network; needed where there
-    are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as ViTAS scores.
+    are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as ViTAS scores. ``pictures``: how many there are,
+    which only races need.
     """
 
-    def __init__(self, net: Network, batches: Batches, calibration: Sequence[Tensor] = (), sides: Sequence[str] = ("left",)):
+    def __init__(
+        self,
+        net: Network,
+        batches: Batches,
+        calibration: Sequence[Tensor] = (),
+        sides: Sequence[str] = ("left",),
+        pictures: int | None = None,
+    ):
         norms = needs_recalibration(net)
         if norms and not calibration:
             raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
@@ -61,7 +63,7 @@ class Evaluator:
                 norm.momentum = None  # plain averages
         if norms:
             synchronise(self.net, on=False)  # this process evaluates by itself; the others would never answer
-        self.batches, self.sides = batches, tuple(sides)
+        self.batches, self.sides, self.pictures = batches, tuple(sides), pictures
         self.calibration = tuple(calibration) if norms else ()
 
     @staticmethod
@@ -73,44 +75,68 @@ class Evaluator:
         img_size: int,
         limit: int | None = None,
         device: torch.device | None = None,
+        moved: bool = False,
     ) -> Evaluator:
-        """On a part of a data set, as a recipe prepares pictures; batch norms are estimated on its training pictures."""
+        """On a part of a data set, as a recipe prepares pictures; batch norms are estimated on its training pictures.
+
+        ``moved``: on each picture's copies, too (`superformer.evaluation.moved`).
+        """
 
         def batches(which: data.Pictures, size: int, most: int | None) -> Iterable[tuple[Tensor, Tensor]]:
             for x, labels in data.eval_batches(which, recipe.data, img_size, size, limit=most):
                 yield x.to(device), labels.to(device)
 
+        def judged() -> Iterator[tuple[Tensor, Tensor]]:
+            for x, labels in batches(part, AT_ONCE, limit):
+                for copy_ in copies(x, recipe.data) if moved else (x,):
+                    yield copy_, labels
+
         calibration = [x for x, _ in batches(pictures.train, FEW, CALIBRATION * FEW)] if needs_recalibration(net) else []
         sides = net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
-        return Evaluator(net, lambda: batches(part, AT_ONCE, limit), calibration, sides)
+        known = len(part) if limit is None else min(limit, len(part))
+        return Evaluator(net, judged, calibration, sides, known * (number(recipe.data, img_size) if moved else 1))
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """The accuracy of each architecture."""
         return [score.accuracy for score in self.scores(archs)]
 
-    def scores(self, archs: Sequence[Arch]) -> list[Score]:
-        """The accuracy and the loss of each architecture."""
+    def scores(self, archs: Sequence[Arch], race: Race | None = None) -> list[Score]:
+        """The accuracy and the loss of each architecture; with a race, not numbers for those that were stopped."""
         was, found = self.net.training, dict[int, Score]()
         order = alike(archs)
         self.net.eval()
         try:
             for start in range(0, len(order), TOGETHER):
                 some = order[start : start + TOGETHER]
-                found |= zip(some, self._together([archs[k] for k in some]), strict=True)
+                found |= zip(some, self._together([archs[k] for k in some], None if race is None else race.of(some)), strict=True)
         finally:
             self.net.train(was)
         return [found[k] for k in range(len(archs))]
 
-    def _together(self, archs: Sequence[Arch]) -> list[Score]:
+    def _together(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
         right, lost, seen = torch.zeros(len(archs), dtype=torch.float64), torch.zeros(len(archs), dtype=torch.float64), 0
+        left = set(range(len(archs)))
         for side in self.sides:
             root = None
-            for x, labels in self.batches():
+            for x, labels in _cut(self.batches(), race):
                 first = root is None
                 if root is None:
                     root = grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
+                if race is not None and self.pictures:
+                    left -= race.lost(right, seen, len(self.sides) * self.pictures)
+                    if not root.prune(left):
+                        break
                 for k, logits in walk(root, x, self.calibration if first else ()):
                     right[k] += float((logits.argmax(1) == labels).sum())
                     lost[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
                 seen += len(labels)
-        return [Score(*pair) for pair in (torch.stack([right, lost], 1) / max(seen, 1)).tolist()]
+        pairs = (torch.stack([right, lost], 1) / max(seen, 1)).tolist()
+        return [Score(*pair) if k in left else STOPPED for k, pair in enumerate(pairs)]
+
+
+def _cut(batches: Iterable[tuple[Tensor, Tensor]], race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """For a race in smaller parts, after each of which some can be stopped."""
+    for x, labels in batches:
+        size = len(x) if race is None else LAP
+        for start in range(0, len(x), size):
+            yield x[start : start + size], labels[start : start + size]

@@ -10,7 +10,7 @@ training pictures that walk along the first time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +44,11 @@ class Node:
         """The parts below this one."""
         return sum(1 + len(child) for child in self.children.values())
 
+    def prune(self, keep: Set[int]) -> bool:
+        """Cut off the networks that are not to be kept; whether any is left below."""
+        self.children = {key: child for key, child in self.children.items() if child.prune(keep)}
+        return bool(self.children) or self.leaf in keep
+
     def forward(self, x: Tensor, calibration: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The output for pictures, and for the training pictures that estimate its norms (none: they were estimated before)."""
         after: list[Tensor] = []
@@ -70,6 +75,17 @@ class Node:
 def _copy(x: Tensor | None) -> Tensor:
     assert x is not None
     return x.clone()
+
+
+def alike(archs: Sequence[Arch]) -> list[int]:
+    """The places of architectures in an order in which those that begin alike follow one another."""
+
+    def beginning(k: int) -> tuple[object, ...]:
+        arch = archs[k]
+        stages = tuple((repr(s.choices), s.at or (), tuple(map(repr, s.blocks))) for s in arch.stages)
+        return arch.resolution, repr(arch.choices), stages
+
+    return sorted(range(len(archs)), key=beginning)
 
 
 def grow(net: Network, archs: Sequence[Arch], size: tuple[int, int], side: str = "left") -> Node:

@@ -332,10 +332,7 @@ class Network(TimmApi, nn.Module):
         net.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(seed)
         for module in net.modules():
-            if isinstance(module, Elastic):
-                module.reset(generator)
-            elif isinstance(module, nn.Conv2d | nn.BatchNorm2d):
-                _reset(module, generator)
+            reset(module, generator)
         return net
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -364,8 +361,11 @@ class Network(TimmApi, nn.Module):
         return extract(self, arch, side, **settings)
 
 
-def _reset(module: nn.Conv2d | nn.BatchNorm2d, generator: torch.Generator) -> None:
-    if isinstance(module, nn.BatchNorm2d):
+def reset(module: nn.Module, generator: torch.Generator) -> None:
+    """Fill the tensors that a module has itself with initial values."""
+    if isinstance(module, Elastic):
+        module.reset(generator)
+    elif isinstance(module, nn.BatchNorm2d):
         module.reset_parameters()
-    else:
+    elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)

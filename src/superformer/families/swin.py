@@ -96,7 +96,7 @@ class PatchMerging(nn.Module):
         self.reduction = FourLinear(inp, out)
 
     def forward(self, x: Tensor, at: Pass, grid: tuple[int, int]) -> Tensor:
-        x = x.view(len(x), *grid, -1)
+        x = x.view(x.shape[0], *grid, -1)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         batch, rows, cols, channels = x.shape

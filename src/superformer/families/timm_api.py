@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
@@ -19,6 +18,15 @@ if TYPE_CHECKING:
     from superformer.space import Space
 
 OutIndices = int | list[int] | tuple[int, ...] | None
+
+
+def _taken(levels: int, indices: OutIndices) -> list[int]:
+    """The levels that were asked for: all of them, the last so many, or these (negative ones from the end)."""
+    chosen = range(levels)[-indices:] if isinstance(indices, int) and 0 < indices <= levels else indices
+    chosen = range(levels) if chosen is None else chosen
+    if isinstance(chosen, int) or not chosen or not all(-levels <= i < levels for i in chosen):
+        raise SuperformerError(f"features {indices} were asked for; this network has {levels} levels, 0 to {levels - 1}")
+    return [i % levels for i in chosen]
 
 
 class TimmApi(abc.ABC):
@@ -132,11 +140,11 @@ class TimmApi(abc.ABC):
         chosen = self._arch(arch)
         at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side)
         levels = self._levels(chosen)
-        take, last = feature_take_indices(len(levels), list(indices) if isinstance(indices, tuple) else indices)
+        take = _taken(len(levels), indices)
         if norm and len({stage for _, stage in levels}) > 1:
             raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
         collect: list[tuple[int, Tensor]] = []
-        until = levels[last][1] if self.feature_level == "stage" else 0
+        until = levels[max(take)][1] if self.feature_level == "stage" else 0
         final = self.run(self.embed(self.shared(x), at), at, collect, until if stop_early else None)
         ends = dict(collect)  # the last of each stage
         out: list[Any] = []
@@ -148,7 +156,7 @@ class TimmApi(abc.ABC):
             tokens, patches = y[:, :prefix], y[:, prefix:]
             if output_fmt == "NCHW":
                 rows, cols = self.stage_grid(stage, at.grid)
-                patches = patches.transpose(1, 2).reshape(len(y), -1, rows, cols).contiguous()
+                patches = patches.transpose(1, 2).reshape(y.shape[0], -1, rows, cols).contiguous()
             out.append((patches, tokens) if return_prefix_tokens else patches)
         return out if intermediates_only else (final, out)
 

@@ -142,7 +142,7 @@ class Vit(Network):
         return at.view[self.width].keep(tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix))
 
     def _with_class(self, tokens: Tensor, stem: Stem, at: Pass) -> Tensor:
-        return torch.cat([at.view[self.width].keep(stem.cls_token(at.view).expand(len(tokens), 1, -1)), tokens], 1)
+        return torch.cat([at.view[self.width].keep(stem.cls_token(at.view).expand(tokens.shape[0], 1, -1)), tokens], 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         if stage == 0:

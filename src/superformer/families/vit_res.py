@@ -104,12 +104,12 @@ class SpatialReduction(nn.Module):
     def forward(self, x: Tensor, at: Pass, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
         view, (rows, cols) = at.view, grid
         normed = self.norm(x, view)
-        picture = normed[:, 1:].transpose(1, 2).reshape(len(x), -1, rows, cols)
+        picture = normed[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)
         patches = self.reduce(picture, view)
         patches = patches + resized(self.pos_embed(view), halved(native), halved(grid), 0)
         y = torch.cat([self.token(normed[:, :1], view), patches], 1)
         if self.residual:
-            picture = x[:, 1:].transpose(1, 2).reshape(len(x), -1, rows, cols)
+            picture = x[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)
             pooled = F.avg_pool2d(picture, 2, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2)
             y = y + self._widened(torch.cat([x[:, :1], pooled], 1), y.shape[-1], at)
         return view[self.out].keep(y)
@@ -187,7 +187,7 @@ class VitRes(Pyramid):
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         here = at.view[self.widths[0]]
         tokens = self.proj(x, at.view)
-        tokens = torch.cat([self.cls_token(at.view).expand(len(tokens), 1, -1), tokens], 1)
+        tokens = torch.cat([self.cls_token(at.view).expand(tokens.shape[0], 1, -1), tokens], 1)
         return here.keep(tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1))
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 
 from superformer.search import settings as s
 from superformer.search.method import Proposer
-from superformer.search.problem import Problem
+from superformer.search.problem import Floats, Problem
 from superformer.space import Genes
 from superformer.space.variation import cross, mutate
 
@@ -47,6 +47,12 @@ class Evolution(Proposer):
             children = np.concatenate([children, crossed])
         missing = own.mutants + own.crossovers - len(children)
         return np.concatenate([children, self.fresh(missing, rng, children)])
+
+    def matters(self, rows: Floats) -> Floats:
+        """From the last of the parents on."""
+        top = self.ledger.best(self.settings.parents)
+        least = self.ledger.scores[top[-1], 0] if len(top) == self.settings.parents else -np.inf
+        return np.full(len(rows), least)
 
     def _mutants(self, parents: Genes, n: int, rng: np.random.Generator) -> Genes:
         own = self.settings

@@ -1,8 +1,8 @@
 """Searching the search space in a run (S3, algorithm 1): train a supernet, measure its dimensions, move the space, and again.
 
-``DIR/spaces/t`` is the run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the trace; at the end the
-last space's supernet is trained in DIR itself, ready to be searched. Every part goes on where it was: training by its checkpoints,
-measuring by its history.
+``DIR/spaces/t`` is the run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the trace,
+``DIR/evolution.svg`` its picture; at the end the last space's supernet is trained in DIR itself, ready to be searched. Every part goes on
+where it was: training by its checkpoints, measuring by its history.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from superformer.search.scores import accuracies, split_of
 from superformer.search.settings import Evolve
 from superformer.search.space_evolution import Trend, dimensions, et_error, evolved, trend
 from superformer.search.task import fingerprint
+from superformer.search.trace import draw
 from superformer.space import Space
 from superformer.train.loop import train
 from superformer.train.world import World
@@ -66,6 +67,8 @@ def evolve_space(recipe: Recipe | str, spec: str, folder: str | Path, *changes: 
                     tell(f"  {own.dimension.label}: {_list(own.dimension.values)} -> {_list(own.after)} (slope {own.slope:+.2f} % a step)")
     text = json.dumps({"spaces": trace}, indent=1)
     files.write(folder / "evolution.json", text)
+    files.write(folder / "evolution.svg", draw(trace, settings.name))
+    tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
     found: dict[str, Any] = json.loads(text)
     return found
 

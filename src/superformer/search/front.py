@@ -3,76 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from superformer.evaluation.evaluator import Evaluator
+from superformer.evaluation.score import Score
 from superformer.search import pareto
-from superformer.search.history import History
+from superformer.search.history import Evaluation, History, Record
+from superformer.search.measured import Row, Tell, best_measured, measured
+from superformer.search.scores import FINALISTS, ranked
 from superformer.search.show import say
 from superformer.search.task import Task
 from superformer.space.arch import Arch
 
-MEASURED = 12
-"""The most accurate networks of a front whose latency is measured for real."""
-AGAIN = 1.0
-"""Seconds for each."""
+AGAIN = "moved_"
+"""What the names of those values begin with."""
 
 
-def front(task: Task, history: History, tell: Callable[[str], None]) -> dict[str, Any]:
-    """The front over everything that the history knows of this supernet, from the most accurate down, and the best of it."""
+def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> dict[str, Any]:
+    """The front over everything that the history knows of this supernet, from the most accurate down, and the best of it.
+
+    Of equal accuracy the lower loss counts as the better (`superformer.search.scores.ranked`). The ``FINALISTS`` most accurate of all are
+    judged ``again``, on more pictures, to choose the best; it is among the rows even if another one was better on the fewer pictures.
+    """
     space, problem = task.net.space, task.problem
-    known = [(Arch.from_json(r.arch_json), r.values["accuracy"]) for r in history.all()]
-    archs = [arch for arch, _ in known]
+    known = history.all()
+    archs = [Arch.from_json(r.arch_json) for r in known]
+    rank = ranked([_score(r.values) for r in known])
     genes = space.encode(archs)
     costs = problem.costs(genes)
-    accuracy = np.asarray([score for _, score in known])
-    scores = np.stack([accuracy if o.name == "accuracy" else costs[o.name] for o in problem.objectives], 1)
+    table = np.stack([rank if o.name == "accuracy" else costs[o.name] for o in problem.objectives], 1)
     inside = np.flatnonzero(problem.feasible(genes))
-    best = inside[pareto.front(scores[inside], problem.maximise)]
-    best = best[np.lexsort((costs["macs"][best], -accuracy[best]))]
-    rows = [
-        {
+    best = inside[pareto.front(table[inside], problem.maximise)]
+
+    def row(k: int) -> Row:
+        values = {name: known[k].values[name] for name in ("accuracy", "loss") if name in known[k].values}
+        return {
             "key": archs[k].key,
-            "accuracy": float(accuracy[k]),
+            **values,
             **{n: float(v[k]) for n, v in costs.items()},
             "arch": json.loads(archs[k].to_json()),
         }
-        for k in best
-    ]
-    if task.table is not None:
-        _measure(task, rows, tell)
-    chosen = _best(task, rows)
-    tell(f"{len(archs)} architectures known, {len(rows)} on the front")
-    for row in rows[:8]:
-        also = f" ({say('latency', row['measured'])} measured)" if "measured" in row else ""
+
+    def sort(places: Iterable[int]) -> list[int]:
+        return sorted(map(int, places), key=lambda k: (-rank[k], costs["macs"][k], k))
+
+    rows = {k: row(k) for k in sort(best)}
+    first: list[int] = []
+    if again is not None:
+        first = sort(inside)[:FINALISTS]
+        tell(f"judging the {len(first)} most accurate again, on the search split and moved copies of it: {again.pictures} pictures")
+        judged = _again([known[k] for k in first], [archs[k] for k in first], again, history)
+        first = [first[n] for n in np.argsort(-ranked(judged), kind="stable")]
+    order = {k: rows.get(k) or row(k) for k in [*first, *rows]}
+    chosen = best_measured(task, list(order.values()), list(rows.values()), tell)
+    rows |= {k: found for k, found in order.items() if found is chosen}
+    shown = [rows[k] for k in sort(rows)]
+    tell(f"{len(archs)} architectures known, {len(best)} on the front")
+    for own in shown[:8]:
         tell(
-            f"  {row['key']}  {100 * row['accuracy']:.2f} %  "
-            + "  ".join(f"{say(name, row[name])} {name}" for name in costs)
-            + also
-            + ("  <- best" if row is chosen else "")
+            f"  {own['key']}  {100 * own['accuracy']:.2f} %  "
+            + "  ".join(f"{say(name, own[name])} {name}{measured(own, name)}" for name in costs)
+            + ("  <- best" if own is chosen else "")
         )
-    return {**task.settings, "weights": task.weights, "evaluated": len(archs), "best": chosen["key"] if chosen else None, "front": rows}
+    return {**task.settings, "weights": task.weights, "evaluated": len(archs), "best": chosen["key"] if chosen else None, "front": shown}
 
 
-def _plain(arch: Arch) -> Any:
-    return json.loads(arch.to_json())
+def _score(values: Mapping[str, float], which: str = "") -> Score:
+    return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
 
 
-def _measure(task: Task, rows: list[dict[str, Any]], tell: Callable[[str], None]) -> None:
-    assert task.table is not None
-    some = rows[:MEASURED]
-    tell(f"measuring the {len(some)} most accurate networks of the front")
-    archs = [Arch.from_json(json.dumps(row["arch"])) for row in some]
-    checked = task.table.against(task.net.space, archs, AGAIN, [task.net.extract(a).eval() for a in archs])
-    for row, found in zip(some, checked, strict=True):
-        row["measured"] = found.timing.median
-
-
-def _best(task: Task, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The most accurate one; where latency is limited, of those that were measured to meet the limit, if there are any."""
-    limit = task.problem.limits.get("latency")
-    if limit is not None and (kept := [r for r in rows if r.get("measured", np.inf) <= limit[1]]):
-        return kept[0]
-    return rows[0] if rows else None
+def _again(known: Sequence[Record], archs: Sequence[Arch], judge: Evaluator, history: History) -> list[Score]:
+    """The scores on more pictures; they are kept beside the others, and nobody is judged so twice."""
+    found = [_score(r.values, AGAIN) for r in known]
+    todo = [k for k, score in enumerate(found) if math.isnan(score.accuracy)]
+    for k, score in zip(todo, judge.scores([archs[k] for k in todo]), strict=True):
+        found[k] = score
+    kept = {k: {f"{AGAIN}{name}": v for name, v in found[k]._asdict().items() if math.isfinite(v)} for k in todo}
+    history.put([Evaluation(known[k].key, known[k].arch_json, kept[k]) for k in todo])
+    return found

@@ -117,6 +117,13 @@ class Proposer(ABC):
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         """The rows of a round; none: finished."""
 
+    def matters(self, rows: Floats) -> Floats:
+        """The first objective from which on rows, whose other objectives are given, can change what is proposed later.
+
+        Less could as well not be evaluated (`superformer.search.racing`). Here: every score matters.
+        """
+        return np.full(len(rows), -np.inf)
+
     def ask(self) -> Genes:
         pending = self.ledger.pending
         if len(pending) or self.finished:

@@ -29,7 +29,7 @@ from pymoo.operators.selection.tournament import TournamentSelection
 from superformer.search import pareto
 from superformer.search import settings as s
 from superformer.search.method import Proposer
-from superformer.search.problem import Problem, alive, canonical
+from superformer.search.problem import Floats, Problem, alive, canonical
 from superformer.space import Genes, Space
 
 Ints = NDArray[np.int64]
@@ -55,6 +55,12 @@ class Nsga2(Proposer):
         if len(self.population) and len(self.space.bounds):
             children = self.gather(own.population, lambda n: self._children(n, rng), children)
         return np.concatenate([children, self.fresh(own.population - len(children), rng, children)])
+
+    def matters(self, rows: Floats) -> Floats:
+        """A row that as many others dominate as survive is on a later front than all of them."""
+        pool = np.concatenate([self.population, np.arange(self._told, len(self.ledger))])
+        known = self.ledger.scores[pool]
+        return pareto.reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
 
     def _survive(self) -> None:
         """Of the population and the rows told since, the best stay."""

@@ -10,17 +10,18 @@ from pydantic import Field
 from superformer.errors import SuperformerError
 from superformer.part import Part
 
-COSTS = ("macs", "params", "latency")
+COSTS = ("macs", "params", "latency", "throughput", "memory")
 
 
 class Options(Part):
-    objectives: tuple[str, ...] | None = Field(None, description="accuracy first, then costs; by default those that are limited, or macs")
+    objectives: tuple[str, ...] | None = Field(None, description="accuracy first, then others; by default those that are limited, or macs")
     seed: int = Field(0, ge=0)
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
-    threads: int = Field(1, ge=1, description="latency: threads")
-    runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency: what runs the networks")
-    batch: int = Field(1, ge=1, description="latency: pictures at once")
-    table_seconds: float = Field(20, gt=0, description="latency: time to measure networks for the table")
+    threads: int = Field(1, ge=1, description="latency and throughput: threads")
+    runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency and throughput: what runs the networks")
+    batch: int = Field(1, ge=1, description="latency and memory: pictures at once")
+    throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
+    table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
 
     def sought(self, limits: Mapping[str, object]) -> tuple[str, ...]:
         """The objectives, accuracy first."""

@@ -75,6 +75,19 @@ def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, 
     return kept, rank[kept], np.concatenate(distances)[:n]
 
 
+def reach(known: Any, given: Any, maximise: Sequence[bool], n: int = 1) -> Floats:
+    """What rows need in the first, maximised objective: with less, ``n`` of the known rows beat them in it and are no worse in the others.
+
+    The first column of ``given`` is not looked at.
+    """
+    have, rows = minimised(known, maximise), minimised(given, maximise)
+    if len(have) < n:
+        return np.full(len(rows), -np.inf)
+    no_worse = (have[None, :, 1:] <= rows[:, None, 1:]).all(-1)
+    found: Floats = np.sort(np.where(no_worse, -have[None, :, 0], -np.inf), 1)[:, -n]
+    return found
+
+
 def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float]) -> float:
     """The volume of what the rows dominate, up to a reference point that is worse than all of interest."""
     from pymoo.indicators.hv import HV

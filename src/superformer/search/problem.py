@@ -17,13 +17,14 @@ from superformer.space.exact import Exact
 from superformer.space.sampling import clear
 from superformer.space.tables import Tables
 from superformer.space.variation import mutate
+from superformer.units import amount
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 EXACT = ("macs", "params")
 """Costs whose reachable range is known exactly, and within which the space can draw without trial."""
-MAXIMISED = ("accuracy",)
+MAXIMISED = ("accuracy", "throughput")
 PROBE = 2048
 """Draws that tell whether limits are wide enough for trial and error."""
 OFTEN = 0.02
@@ -35,12 +36,22 @@ STEPS = 40
 WALKERS = 256
 """Mutants of each step."""
 FAR = 0.01
-"""Limits on macs and params together that a walk stays this far away from, relative to them, count as impossible."""
+"""Limits that a walk stays this far away from, relative to them, count as impossible."""
+
+
+def say(name: str, value: float) -> str:
+    """A cost for people to read."""
+    if name == "latency":
+        return f"{1e3 * value:.3g} ms"
+    if name == "throughput":
+        return f"{value:.3g}/s"
+    text = amount(value)
+    return text if name != "memory" else f"{text}B" if text[-1].isalpha() else f"{text} B"
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is sought: ``accuracy`` is maximised, costs are minimised."""
+    """What is sought: ``accuracy`` and ``throughput`` are maximised, costs are minimised."""
 
     name: str
     maximise: bool
@@ -138,6 +149,8 @@ class Problem:
             away = self._excess(self.costs(genes))
             found.append(genes[away == 0])
             have, drawn = have + int((away == 0).sum()), drawn + batch
+            if not have:
+                self._reachable  # noqa: B018  # refuses
             near, excess = _closest(np.concatenate([near, genes]), np.concatenate([excess, away]))
         if have < n:
             found.append(self._walk(n - have, near, excess, rng, drawn))
@@ -166,6 +179,15 @@ class Problem:
         one = self._tables_of({rare: exact[rare]})
         return one if self._share(one[0].draw(PROBE, rng, one[1]), exact) >= OFTEN else self._tables_of(exact)
 
+    @functools.cached_property
+    def _reachable(self) -> None:
+        """Refuses limits that a walk from the nearest of some draws does not come near; a quick look before many draws."""
+        rng = np.random.default_rng([self.seed, 1])
+        genes = self._try(PROBE, rng)
+        _, excess, ranges = self._approach(1, *_closest(genes, self._excess(self.costs(genes))), rng, self.limits)
+        if excess[0] > FAR:
+            raise self._infeasible(PROBE, ranges)
+
     def _share(self, genes: Genes, names: Iterable[str]) -> float:
         return float((self._excess(self.costs(genes), names) == 0).mean())
 
@@ -187,11 +209,14 @@ class Problem:
         walked, _, ranges = self._approach(n, near, excess, rng, self.limits)
         inside = np.concatenate([found, walked])
         if not len(inside):
-            raise InfeasibleError(
-                f"no architecture of {self.space.name} has {_limits(self.limits)}, as far as {drawn:,} draws and {STEPS * WALKERS:,} steps "
-                f"towards the limits tell; reached: {_limits(ranges)}"
-            )
+            raise self._infeasible(drawn, ranges)
         return np.concatenate([walked[:n], inside[rng.integers(len(inside), size=max(n - len(walked), 0))]])
+
+    def _infeasible(self, drawn: int, ranges: Mapping[str, tuple[float, float]]) -> InfeasibleError:
+        return InfeasibleError(
+            f"no architecture of {self.space.name} has {_limits(self.limits)}, as far as {drawn:,} draws and {STEPS * WALKERS:,} steps "
+            f"towards the limits tell; reached: {_limits(ranges)}"
+        )
 
     def _approach(
         self, n: int, near: Genes, excess: Floats, rng: np.random.Generator, names: Iterable[str]
@@ -222,11 +247,17 @@ def _closest(genes: Genes, excess: Floats) -> tuple[Genes, Floats]:
 
 
 def _say(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name in EXACT else f"{value:,.4g}"
+    if name in EXACT:
+        return f"{value:,.0f}"
+    return f"{value:.4g} s" if name == "latency" else say(name, value)
 
 
 def _limits(limits: Mapping[str, tuple[float, float]]) -> str:
-    return " and ".join(f"{_say(name, low)} to {_say(name, high)} {name}" for name, (low, high) in limits.items())
+    return " and ".join(f"{_range(name, low, high)} {name}" for name, (low, high) in limits.items())
+
+
+def _range(name: str, low: float, high: float) -> str:
+    return f"at least {_say(name, low)}" if math.isinf(high) else f"{_say(name, low)} to {_say(name, high)}"
 
 
 # --- rows of genes ---

@@ -7,7 +7,7 @@ A search that was killed asks the same questions again, finds the answers in the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,18 @@ from rich.console import Console
 from superformer import data, files
 from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Evaluator
+from superformer.evaluation.moved import number as copies
+from superformer.evaluation.score import Score
+from superformer.evaluation.tree import alike
 from superformer.interrupt import Interrupt, deferred
 from superformer.run import Run
 from superformer.search import options as words
+from superformer.search import racing
 from superformer.search.front import front
 from superformer.search.history import History
 from superformer.search.problem import EXACT, Floats
-from superformer.search.scores import accuracies, split_of
+from superformer.search.racing import Racing
+from superformer.search.scores import judged, ranked, split_of
 from superformer.search.show import Progress, forecast
 from superformer.search.task import Limits, Task, ready
 from superformer.space import Genes
@@ -41,7 +46,7 @@ def search(
     """Search the supernet of a run; what is returned is also in its ``front.json``.
 
     ``limits``: (low, high) of macs, params and latency (in seconds). ``which`` method, if not that of the recipe; ``changes`` of its
-    settings or of `superformer.search.options.Options`.
+    settings, of `superformer.search.options.Options` or of `superformer.search.racing.Racing`.
     """
     world = World.join()
     shown = console if world.first and console is not None else Console(quiet=True)
@@ -52,7 +57,8 @@ def search(
     try:
         run = Run.open(folder)
         run.trained()
-        options, rest = words.split(dict(changes or {}))
+        races, rest = racing.split(changes or {})
+        options, rest = words.split(rest)
         with run.lock() if world.first else nullcontext():
             task = ready(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
@@ -62,10 +68,14 @@ def search(
             pictures = data.load(run.facts()["data"], recipe.data, run.facts()["img_size"])
             run.same_pictures(pictures.fingerprint)
             net = task.net.to(world.device)
-            judge = Evaluator.of(net, recipe, pictures, pictures.search, run.facts()["img_size"], options.pictures, world.device)
+            size = run.facts()["img_size"]
+            judge = Evaluator.of(net, recipe, pictures, pictures.search, size, options.pictures, world.device)
+            again = None
+            if copies(recipe.data, size) > 1:
+                again = Evaluator.of(net, recipe, pictures, pictures.search, size, options.pictures, world.device, moved=True)
             with _history(run, task.weights, split_of(judge, pictures.search.fingerprint, options.pictures), world) as history:
-                _rounds(task, judge, history, world, shown)
-                found = front(task, history, tell) if history is not None else {}
+                _rounds(task, judge, history, world, races, shown)
+                found = front(task, history, again, tell) if history is not None else {}
             if world.first:
                 files.write(run.front_file, json.dumps(found, indent=1))
             world.wait()
@@ -84,19 +94,21 @@ def _history(run: Run, weights: str, split: str, world: World) -> Iterator[Histo
         yield history
 
 
-def _rounds(task: Task, judge: Evaluator, history: History | None, world: World, console: Console) -> None:
-    number = history.begin_search(json.dumps(task.settings)) if history is not None else None
-    progress, known = Progress(console), 0
+def _rounds(task: Task, judge: Evaluator, history: History | None, world: World, races: Racing, console: Console) -> None:
+    settings = {**task.settings, **races.model_dump(mode="json")}
+    number = history.begin_search(json.dumps(settings)) if history is not None else None
+    progress, known, best = Progress(console), 0, 0.0
     try:
         with deferred() as interrupt:
             while len(genes := task.method.ask()):
                 round_ = int(task.method.report["round"])
+                genes = genes[alike(task.net.space.decode(genes))]
                 for start in range(0, len(genes), TOGETHER * world.size):
                     some = genes[start : start + TOGETHER * world.size]
-                    scores, fresh = _scores(task, some, judge, history, number, round_, world)
-                    task.method.tell(some, scores)
-                    known += len(some)
-                    progress.step(round_, known, fresh, task.method.report["best"])
+                    scores, fresh = _scores(task, some, judge, history, number, round_, world, races)
+                    task.method.tell(some, _objectives(task, some, scores))
+                    known, best = known + len(some), max([best, *(s.accuracy for s in scores if s.accuracy > best)])
+                    progress.step(round_, known, fresh, best)
                     _stop(interrupt, known)
     finally:
         progress.close()
@@ -108,14 +120,18 @@ def _stop(interrupt: Interrupt, known: int) -> None:
 
 
 def _scores(
-    task: Task, genes: Genes, judge: Evaluator, history: History | None, number: int | None, round_: int, world: World
-) -> tuple[Floats, int]:
-    """The objectives of candidates, and how many of them were evaluated now."""
+    task: Task, genes: Genes, judge: Evaluator, history: History | None, number: int | None, round_: int, world: World, races: Racing
+) -> tuple[list[Score], int]:
+    """The scores of candidates, and how many of them were evaluated now."""
     costs = task.problem.costs(genes)
 
     def also(k: int) -> dict[str, float]:
         return {name: float(costs[name][k]) for name in EXACT}
 
-    accuracy, fresh = accuracies(task.net.space.decode(genes), judge, history, world, also, number, round_)
-    columns = [np.asarray(accuracy) if o.name == "accuracy" else costs[o.name] for o in task.problem.objectives]
-    return np.stack(columns, 1), fresh
+    archs, race = task.net.space.decode(genes), racing.race(races, task.method, genes)
+    return judged(archs, judge, history, world, also, number, round_, race=race)
+
+
+def _objectives(task: Task, genes: Genes, scores: Sequence[Score]) -> Floats:
+    costs = task.problem.costs(genes)
+    return np.stack([ranked(scores) if o.name == "accuracy" else costs[o.name] for o in task.problem.objectives], 1)

@@ -1,4 +1,4 @@
-"""The accuracy of candidates: from the history where it is known, else evaluated now, a share by each process, and kept."""
+"""The scores of candidates: from the history where they are known, else evaluated now, a share by each process, and kept."""
 
 from __future__ import annotations
 
@@ -6,49 +6,99 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
+from superformer.cost import cost
 from superformer.evaluation.evaluator import Evaluator
+from superformer.evaluation.score import Race, Score
+from superformer.evaluation.tree import alike
 from superformer.search.history import Evaluation, History
+from superformer.search.problem import Floats
 from superformer.space.arch import Arch
 from superformer.train.world import World
 
+FINALISTS = 16
+"""The most accurate candidates of a search, which are judged again on more pictures (`superformer.search.front`)."""
+Also = Callable[[int], Mapping[str, float]]
+TIE = 1e-7
+"""What a loss can change of a rank: less than a picture, of millions."""
 
-def accuracies(
+
+def judged(
     archs: Sequence[Arch],
     judge: Evaluator,
     history: History | None,
     world: World,
-    also: Callable[[int], Mapping[str, float]] = lambda k: {},
+    also: Also = lambda k: {},
     search: int | None = None,
     round_: int = 0,
     kind: str = "",
-) -> tuple[list[float], int]:
-    """The accuracy of each architecture, and how many were evaluated now.
+    race: Race | None = None,
+) -> tuple[list[Score], int]:
+    """The accuracy and the loss of each architecture, and how many were evaluated now.
 
-    The first process alone has the ``history``; ``also`` gives further values to keep, of the k-th architecture.
+    The first process alone has the ``history``; ``also`` gives further values to keep, of the k-th architecture. Evaluations that a history
+    has from before losses were kept have none, and are not repeated for it. What a ``race`` stopped has no numbers, and is not kept.
     """
-    found = torch.full((len(archs),), math.nan, dtype=torch.float64, device=world.device)
+    found = torch.full((len(archs), 2), math.nan, dtype=torch.float64, device=world.device)
     if history is not None:
         known = history.get([a.path for a in archs])
         for k, arch in enumerate(archs):
-            found[k] = known.get(arch.path, {}).get("accuracy", math.nan)
+            values = known.get(arch.path, {})
+            found[k] = torch.tensor([values.get("accuracy", math.nan), values.get("loss", math.nan)])
     world.spread([found])
-    places = {a.path: k for k, a in reversed(list(enumerate(archs))) if math.isnan(float(found[k]))}
+    places = {a.path: k for k, a in reversed(list(enumerate(archs))) if math.isnan(float(found[k, 0]))}
     todo = sorted(places.values())  # of equal ones the first
-    start, mine = time.perf_counter(), todo[world.rank :: world.size]
+    start, mine = time.perf_counter(), _share([archs[k] for k in todo], todo, judge, world)
     now = torch.zeros_like(found)
-    now[mine] = torch.tensor(judge([archs[k] for k in mine]), dtype=torch.float64, device=world.device)
+    if mine:
+        own = judge.scores([archs[k] for k in mine], None if race is None else race.of(mine))
+        now[mine] = torch.tensor(own, dtype=torch.float64, device=world.device)
     now = world.mean(now) * world.size
     for k, arch in enumerate(archs):
         if arch.path in places:
             found[k] = now[places[arch.path]]
-    scores: list[float] = found.tolist()
+    scores = [Score(*pair) for pair in found.tolist()]
     if history is not None and todo:
         seconds = (time.perf_counter() - start) / len(todo)
-        rows = [Evaluation(archs[k].path, archs[k].to_json(), {"accuracy": scores[k], **also(k)}, seconds, kind) for k in todo]
+        whole = [k for k in todo if not math.isnan(scores[k].accuracy)]
+        rows = [Evaluation(archs[k].path, archs[k].to_json(), {**_values(scores[k]), **also(k)}, seconds, kind) for k in whole]
         history.put(rows, search, round_)
     return scores, len(todo)
+
+
+def _share(archs: Sequence[Arch], places: Sequence[int], judge: Evaluator, world: World) -> list[int]:
+    """The places that this process evaluates: neighbours in the order of `alike`, so that they share their beginnings, of equal MACs."""
+    order = np.asarray(alike(archs), dtype=np.int64)
+    if world.size > 1 and len(order):
+        macs = cost(judge.net.space, [archs[k] for k in order], judge.net.num_classes).macs.astype(np.float64)
+        middle = (macs.cumsum() - macs / 2) / macs.sum()
+        order = order[(middle * world.size).astype(np.int64) == world.rank]
+    return [places[k] for k in order]
+
+
+def accuracies(
+    archs: Sequence[Arch], judge: Evaluator, history: History | None, world: World, also: Also = lambda k: {}, kind: str = ""
+) -> tuple[list[float], int]:
+    """The accuracy of each architecture, and how many were evaluated now (see `judged`)."""
+    scores, fresh = judged(archs, judge, history, world, also, kind=kind)
+    return [score.accuracy for score in scores], fresh
+
+
+def _values(score: Score) -> dict[str, float]:
+    """A loss that is no number (a network whose logits are huge) is not kept."""
+    return {"accuracy": score.accuracy, **({"loss": score.loss} if math.isfinite(score.loss) else {})}
+
+
+def ranked(scores: Sequence[Score]) -> Floats:
+    """What methods compare: the accuracy; of equal ones the lower loss is better, and an unknown one the worst.
+
+    A search split of some hundred pictures leaves many candidates with the same accuracy.
+    """
+    accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
+    found: Floats = accuracy - TIE * (1 - 1 / (1 + np.where(np.isnan(loss), np.inf, loss)))
+    return found
 
 
 def split_of(judge: Evaluator, pictures: str, limit: int | None) -> str:

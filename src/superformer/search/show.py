@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -9,18 +10,15 @@ import numpy as np
 from rich.console import Console
 from rich.live import Live
 
-from superformer.search.problem import Problem
-from superformer.units import amount
+from superformer.search.problem import Problem, say
+
+__all__ = ["Progress", "forecast", "say"]
 
 DRAWS = 2000
 """Random networks that tell how costs spread."""
 LINES = 10.0
 """Seconds between the lines of a log."""
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)
-
-
-def say(name: str, value: float) -> str:
-    return f"{1e3 * value:.3g} ms" if name == "latency" else amount(value)
 
 
 def forecast(problem: Problem) -> Iterator[str]:
@@ -33,10 +31,13 @@ def forecast(problem: Problem) -> Iterator[str]:
         yield f"{name} of random networks (smallest; 5, 25, 50, 75, 95 % below; largest): {marks}"
     if problem.limits:
         share = problem.feasible(genes).mean()
-        ends = ", ".join(
-            f"{name} {f'from {say(name, low)} ' if low > 0 else ''}up to {say(name, high)}" for name, (low, high) in problem.limits.items()
-        )
+        ends = ", ".join(f"{name} {_ends(name, low, high)}" for name, (low, high) in problem.limits.items())
         yield f"limits: {ends}; {100 * share:.3g} % of random networks meet them"
+
+
+def _ends(name: str, low: float, high: float) -> str:
+    words = [f"from {say(name, low)}"] * (low > 0) + [f"up to {say(name, high)}"] * math.isfinite(high)
+    return " ".join(words) or "without a limit"
 
 
 class Progress:

@@ -7,12 +7,19 @@ import numpy as np
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.search import settings as s
 from superformer.search.method import Proposer
-from superformer.search.problem import Problem
+from superformer.search.problem import Floats, Problem
 from superformer.space import Genes, Space
 from superformer.space.sampling import clear
 
 
-class Random(Proposer):
+class Unlearned(Proposer):
+    """What is proposed does not depend on any score."""
+
+    def matters(self, rows: Floats) -> Floats:
+        return np.full(len(rows), np.inf)
+
+
+class Random(Unlearned):
     """Random architectures within the limits, each once."""
 
     def __init__(self, problem: Problem, settings: s.Random):
@@ -23,7 +30,7 @@ class Random(Proposer):
         return self.fresh(min(self.settings.batch, self.settings.evaluations - len(self.ledger)), rng)
 
 
-class Exhaustive(Proposer):
+class Exhaustive(Unlearned):
     """Every path of a space within the limits; ViTAS v1's block-level space (section 5.3) has 4,000."""
 
     def __init__(self, problem: Problem, settings: s.Exhaustive):

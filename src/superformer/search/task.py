@@ -6,12 +6,14 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from superformer.cost import cost
 from superformer.cost.latency_table import LatencyError, LatencyTable
+from superformer.cost.memory_table import MemoryTable
 from superformer.families.base import Network
 from superformer.run import Run
 from superformer.search.method import Method, method
@@ -19,6 +21,7 @@ from superformer.search.options import Options
 from superformer.search.problem import Floats, Objective, Problem
 from superformer.search.settings import resolve
 from superformer.space import Genes
+from superformer.train.world import World
 from superformer.trained import load_supernet
 
 Limits = Mapping[str, tuple[float, float]]
@@ -32,23 +35,35 @@ class Task:
     method: Method
     settings: dict[str, Any]
     table: LatencyTable | None
+    """Of latencies."""
+    throughput: LatencyTable | None
+    """Of the time of large batches."""
     weights: str
     """The fingerprint of the supernet."""
 
 
 def ready(run: Run, limits: Limits, which: str | None, options: Options, changes: Mapping[str, Any], tell: Callable[[str], None]) -> Task:
     """Everything but the pictures; unknown words and limits that nobody can meet are refused here."""
-    recipe, facts = run.recipe(), run.facts()
+    recipe = run.recipe()
     own = recipe.search.model_dump() if which in (None, recipe.search.method) else {}
     chosen = resolve(which or recipe.search.method, {**own, **changes})
     net = load_supernet(run.supernet_file)
     sought = options.sought(limits)
-    table = _table(run, net, options, facts["img_size"], tell) if "latency" in {*sought, *limits} else None
+    asked = {*sought, *limits}
+    table = _table(run, net, options, options.batch, tell) if "latency" in asked else None
+    large = _table(run, net, options, options.throughput_batch, tell) if "throughput" in asked else None
+    memory = _memory(run, net, options, tell) if "memory" in asked else None
 
     def costs(genes: Genes) -> dict[str, Floats]:
         counted = cost(net.space, genes, net.num_classes)
         found: dict[str, Floats] = {"macs": counted.macs.astype(np.float64), "params": counted.params.astype(np.float64)}
-        return found if table is None else {**found, "latency": table.latency(net.space, genes)}
+        if table is not None:
+            found["latency"] = table.latency(net.space, genes)
+        if large is not None:
+            found["throughput"] = large.batch / large.latency(net.space, genes)
+        if memory is not None:
+            found["memory"] = memory.memory(genes)
+        return found
 
     problem = Problem(net.space, tuple(map(Objective.of, sought)), costs, dict(limits), options.seed, net.num_classes)
     settings = {
@@ -58,7 +73,7 @@ def ready(run: Run, limits: Limits, which: str | None, options: Options, changes
         "objectives": list(sought),
         "limits": {name: [v if math.isfinite(v) else None for v in ends] for name, ends in limits.items()},
     }
-    return Task(run, net, problem, method(problem, chosen), settings, table, fingerprint(run))
+    return Task(run, net, problem, method(problem, chosen), settings, table, large, fingerprint(run))
 
 
 def fingerprint(run: Run) -> str:
@@ -67,22 +82,36 @@ def fingerprint(run: Run) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _table(run: Run, net: Network, options: Options, img_size: int, tell: Callable[[str], None]) -> LatencyTable:
-    """The run's table of latencies, measured now if there is none that holds here."""
-    path = run.folder / f"latency-{options.runtime}-{options.threads}-{options.batch}.json"
-    if path.exists():
-        try:
-            return LatencyTable.load(path, threads=options.threads, runtime=options.runtime, batch=options.batch)
-        except LatencyError as error:
-            tell(f"{error}")
-    tell(f"measuring the latency of networks for about {options.table_seconds:g} s")
-    table = LatencyTable.build(
-        net.space, net.num_classes, img_size, threads=options.threads, runtime=options.runtime, batch=options.batch,
-        seconds=options.table_seconds, seed=options.seed,
-    )  # fmt: skip
-    table.save(path)
-    tell(
-        f"predicted latency of networks it did not see: off by {100 * table.fit.median_error:.1f} % (median), "
-        f"rank correlation {table.fit.rank:.2f}"
-    )
-    return table
+def _memory(run: Run, net: Network, options: Options, tell: Callable[[str], None]) -> MemoryTable:
+    tell("following networks through a pass to count their memory")
+    return MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], batch=options.batch, seed=options.seed)
+
+
+def _table(run: Run, net: Network, options: Options, batch: int, tell: Callable[[str], None]) -> LatencyTable:
+    """The run's table of latencies, measured now if there is none that holds here. The first process measures for all."""
+    path = run.folder / f"latency-{options.runtime}-{options.threads}-{batch}.json"
+    world = World.join()
+    if world.first and (found := _stored(path, options, batch, tell)) is None:
+        tell(f"measuring the time that networks take for {batch} picture{'s' * (batch > 1)}, for about {options.table_seconds:g} s")
+        found = LatencyTable.build(
+            net.space, net.num_classes, run.facts()["img_size"], threads=options.threads, runtime=options.runtime, batch=batch,
+            seconds=options.table_seconds, seed=options.seed,
+        )  # fmt: skip
+        found.save(path)
+        tell(
+            f"predicted time of networks it did not see: off by {100 * found.fit.median_error:.1f} % (median), "
+            f"rank correlation {found.fit.rank:.2f}"
+        )
+    world.wait()
+    return LatencyTable.load(path, threads=options.threads, runtime=options.runtime, batch=batch)
+
+
+def _stored(path: Path, options: Options, batch: int, tell: Callable[[str], None]) -> LatencyTable | None:
+    """A table that was measured before, if it holds here."""
+    if not path.exists():
+        return None
+    try:
+        return LatencyTable.load(path, threads=options.threads, runtime=options.runtime, batch=batch)
+    except LatencyError as error:
+        tell(f"{error}")
+        return None

@@ -1,0 +1,88 @@
+"""Error distribution functions of spaces (S3, figure 6; Radosavovic et al., "Designing Network Design Spaces", eq. 1).
+
+A space is better than another if more of its networks have errors below any bound. The networks are random ones of the space, with the
+weights they inherit, on the search split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+
+from superformer.analysis.subject import DRAWN, Subject
+from superformer.errors import SuperformerError
+from superformer.run import Run
+
+Limit = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The errors of architectures, in percent, rising."""
+
+    name: str
+    errors: tuple[float, ...]
+
+    @staticmethod
+    def of(name: str, errors: Iterable[float]) -> Distribution:
+        ordered = tuple(sorted(map(float, errors)))
+        if not ordered:
+            raise SuperformerError(f"the error distribution of no architecture at all was asked for ({name})")
+        return Distribution(name, ordered)
+
+    def __call__(self, bounds: ArrayLike) -> NDArray[np.float64]:
+        """F(e): the share of architectures with an error below e (eq. 1 of Radosavovic et al.)."""
+        return np.searchsorted(self.errors, np.asarray(bounds, dtype=np.float64), side="left") / len(self.errors)
+
+    def to_dict(self) -> dict[str, Any]:
+        low, middle, high = np.percentile(self.errors, (5, 50, 95))
+        return {
+            "name": self.name, "errors": list(self.errors), "mean": float(np.mean(self.errors)), "median": float(middle),
+            "low": float(low), "high": float(high),
+        }  # fmt: skip
+
+
+def known(subject: Subject) -> list[float]:
+    """The errors of the random architectures that the history knows.
+
+    Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all together, every choice is
+    uniform, as in a draw from the space itself.
+    """
+    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == DRAWN]
+
+
+def drawn(subject: Subject, n: int, seed: int = 0, macs: Limit | None = None, console: Console | None = None) -> list[float]:
+    """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not evaluated again."""
+    archs = subject.space.sample(n, np.random.default_rng([seed, 6]), macs=macs, num_classes=subject.net.num_classes)
+    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, DRAWN)]
+
+
+def folders(folder: str | Path) -> list[tuple[str, Path]]:
+    """The trained runs of a folder: itself, or where the space evolved (`superformer.search.evolve`) one for each space, first to last."""
+    folder = Path(folder)
+    before = sorted((f for f in (folder / "spaces").glob("*") if f.name.isdigit()), key=lambda f: int(f.name))
+    if not before:
+        return [(Run.open(folder).space().name, folder)]
+    found = [(f"space {n}", f) for n, f in enumerate((*before, folder))]
+    return [(name, f) for name, f in found if Run(f).recipe_file.exists() and Run(f).supernet_file.exists()]
+
+
+def distributions(
+    folder: str | Path, samples: int | None = None, seed: int = 0, macs: Limit | None = None, console: Console | None = None
+) -> list[Distribution]:
+    """A distribution for each space of a run: of ``samples`` random architectures, or without it of those that its histories know."""
+    found = []
+    for name, place in folders(folder):
+        if samples is None and not Run(place).history_file.exists():
+            continue
+        subject = Subject.open(place)
+        errors = known(subject) if samples is None else drawn(subject, samples, seed, macs, console)
+        if errors:
+            found.append(Distribution.of(name, errors))
+    return found

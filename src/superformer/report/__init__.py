@@ -1,0 +1,30 @@
+"""The report of a run: one HTML file that needs nothing else.
+
+`inputs` and `points` read the run's files; `found`, `training`, `evolution`, `deployed` and `repeat` make the sections; `charts` describes
+charts, which the scripts draw; `page` puts everything together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from superformer import files
+from superformer.report.inputs import read
+from superformer.report.page import rendered
+
+NAME = "report.html"
+
+
+def write(folder: str | Path, console: Console | None = None) -> Path:
+    """Write ``DIR/report.html`` with whatever the run has so far; nothing else in the run is changed."""
+    shown = console or Console(quiet=True)
+
+    def tell(text: str) -> None:
+        shown.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    inputs = read(folder)
+    path = inputs.run.folder / NAME
+    files.write(path, rendered(inputs, tell))
+    return path
