@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from strategies import spaces
 from training import recipe
 
 import superformer as sf
@@ -22,6 +23,7 @@ from superformer.analysis.distributions import Distribution, distributions, know
 from superformer.analysis.standalone import standalone
 from superformer.analysis.subject import Subject
 from superformer.evaluation.evaluator import Evaluator
+from superformer.search.run import search
 from superformer.space import Space, Stage
 from superformer.stored import load_network
 from superformer.train.loop import train
@@ -156,10 +158,10 @@ def test_overlap_of_architectures():
     assert both["distance"] == pytest.approx(1 / 4 / 3)  # of three architectures one has no equal in the other list
 
 
-@given(st.integers(2, 5), st.integers(0, 2**32))
-def test_overlap_is_a_share(n, seed):
+@given(spaces, st.integers(2, 4), st.integers(0, 2**32))
+def test_overlap_is_a_share(space, n, seed):
     rng = np.random.default_rng(seed)
-    found = seeds.overlap([SPACE.sample(int(rng.integers(1, 6)), rng) for _ in range(n)], SPACE)
+    found = seeds.overlap([space.sample(int(rng.integers(1, 6)), rng) for _ in range(n)], space)
     for value in (found["jaccard"], found["distance"], *found["by_choice"].values()):
         assert 0 <= value <= 1
 
@@ -258,6 +260,10 @@ def test_stand_alone_networks(run: Path) -> None:
         alone = sf.Run.open(run / "standalone" / row["key"] / "finetuned-1")
         assert alone.space().size == 1
         assert alone.recipe().train.epochs == 1
+    moved = run.rename(run.with_name("moved"))
+    for supernet in moved.glob("standalone/*/finetuned-1/supernet.safetensors"):
+        supernet.unlink()  # as if it had been killed at the very end
+    assert analysis.analyse(moved, parts=["weights"], changes=words)["weights"] == whole["weights"]
     with pytest.raises(sf.SuperformerError, match="scratch or finetuned"):
         standalone(subject.run, subject.space.smallest(), "scrach", 1)  # type: ignore[arg-type]
 
@@ -285,9 +291,12 @@ def test_searches_with_several_seeds(run: Path) -> None:
     count = evaluations(run)
     assert 12 < count <= 24
     assert not (run / "front.json").exists()
-    again = analysis.analyse(run, parts=["seeds"], changes=words)["seeds"]
-    assert again == found
+    assert analysis.analyse(run, parts=["seeds"], changes=words)["seeds"] == found
     assert evaluations(run) == count
+    search(run, {}, "random", {"evaluations": 6})
+    same = seeds.summary(seeds.fronts([run, run]), sf.Run.open(run).space())
+    assert same["overlap"]["jaccard"] == 1
+    assert same["overlap"]["distance"] == same["best"]["std"] == same["hypervolume"]["std"] == 0
 
 
 def test_attention_of_a_run(run: Path) -> None:

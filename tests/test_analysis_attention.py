@@ -211,6 +211,8 @@ def test_a_map_is_the_row_of_its_query(row):
     shown = one.map(row, 3)
     assert shown.shape == (1, 2, 4, 4)
     torch.testing.assert_close(shown.flatten(2)[0], one.weights[0, 0, :, 1 + row * 4 + 3, 1:])  # the class token is first
+    with pytest.raises(sf.SuperformerError, match="4 x 4"):
+        one.map(4, 0)
 
 
 def test_reach_of_a_network():

@@ -22,6 +22,7 @@ from superformer.data.frames import Frame
 from superformer.export import export, hf, onnx
 from superformer.stored import Stored
 
+pytestmark = pytest.mark.xdist_group("export_hf")  # one clean process for all
 PAGE = Path(__file__).parent.parent / "docs" / "exporting.md"
 SHOWN = "vit_res"
 """The network in which the examples of the docs are run."""

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from strategies import spaces_with_archs
 from torch import Tensor, nn
 
-from superformer.build import model
 from superformer.cost import latency as timing
 from superformer.cost import latency_table
-from superformer.cost.latency import LEAST, TURN, WARM_UP, machine, measure, measure_in_turn, peak_memory
+from superformer.cost.latency import LEAST, TURN, WARM_UP, machine, measure, measure_in_turn
 from superformer.cost.latency_table import Fit, LatencyError, LatencyTable, Progress, Timer
 from superformer.errors import SuperformerError
 from superformer.recipes import names, resolve, space_of
@@ -107,30 +106,6 @@ def test_the_machine_has_a_name_without_host_and_folder() -> None:
     assert "torch" in machine()
     assert "/" not in machine()
     assert platform.node() not in machine().split()
-
-
-# --- memory ---
-
-
-def test_peak_memory_of_what_is_alive_at_once() -> None:
-    class Chain(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            big = torch.cat([x] * 10)
-            small = big[:1] + 1  # here: the pictures, ten times as much, and one
-            del big
-            return torch.cat([small] * 4) * 2
-
-    picture = 4 * 3 * 32 * 32
-    assert peak_memory(Chain(), 32) == 12 * picture
-    assert peak_memory(Chain(), 32, batch=2) == 23 * picture
-
-
-def test_peak_memory_grows_with_the_batch_and_is_repeatable() -> None:
-    net = model(space_of(resolve("s3-laptop")).smallest(), 10)
-    one, four = peak_memory(net), peak_memory(net, batch=4)
-    assert one == peak_memory(net)
-    assert one < four <= 4 * one
-    assert net.training
 
 
 # --- the table ---

@@ -323,7 +323,8 @@ def test_the_commands_to_repeat_a_run(searched: Path, run: Path) -> None:
     assert again == f"superformer search --run {searched}-again --macs-max {limit} --method nsga2 population=10 generations=3"
     told = (run / "report.html").read_text()
     assert "superformer train --recipe &#x27;my own.yaml&#x27; --data digits --run run" in told
-    assert "-again" not in told
+    assert f"superformer search --run {run}-again" in told  # nobody noted it
+    assert f"--run {run}-again" not in told.partition("superformer search")[0]
 
 
 @given(st.recursive(st.text() | st.integers(-9, 9) | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))

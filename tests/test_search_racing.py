@@ -15,9 +15,9 @@ import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.moved import copies, number
 from superformer.evaluation.score import Score
-from superformer.search import method, pareto
+from superformer.search import method, pareto, racing
 from superformer.search.racing import Racing, race, split
-from superformer.search.scores import FINALISTS, ranked
+from superformer.search.scores import ranked
 
 SEARCHES = {
     "evolution": {"first": 30, "rounds": 8, "parents": 6, "mutants": 12, "crossovers": 12},
@@ -26,6 +26,8 @@ SEARCHES = {
     "random": {"evaluations": 200, "batch": 20},
     "exhaustive": {"batch": 5000, "most": 10**9},
 }
+FEW = 8
+"""Finalists."""
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,16 @@ def known() -> Known:
 
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("objectives", [("accuracy",), ("accuracy", "macs")])
-def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, name, objectives):
-    def search(racing):
+def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, monkeypatch, name, objectives):
+    monkeypatch.setattr(racing, "FINALISTS", FEW)
+
+    def search(on):
         asked, scores, stopped = [], [], 0
         own = method(known.problem(objectives, seed=1), name, **SEARCHES[name])
         while len(genes := own.ask()):
             told = known.scores[known.at(genes), : len(objectives)].copy()
             for part in np.array_split(np.arange(len(genes)), 3):
-                lost = race(Racing(racing=racing), own, genes[part])
+                lost = race(Racing(racing=on), own, genes[part])
                 if lost is not None:
                     out = told[part, 0] < lost.needed
                     told[part[out]] = np.nan
@@ -53,7 +57,7 @@ def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, na
         found = np.concatenate(scores)
         maximise = (True, False)[: len(objectives)]
         front = set(map(tuple, found[pareto.front(found, maximise)]))
-        return np.concatenate(asked), front, np.sort(-found[:, 0])[:FINALISTS].tolist(), stopped
+        return np.concatenate(asked), front, np.sort(-found[:, 0])[:FEW].tolist(), stopped
 
     whole, front, final, none = search(False)
     raced, same, finalists, stopped = search(True)

@@ -20,6 +20,7 @@ from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
 from superformer.evaluation.report import evaluate
 from superformer.run import RunError
+from superformer.search import front, racing
 from superformer.search import measured as module
 from superformer.search.run import search
 from superformer.train.loop import train
@@ -51,8 +52,8 @@ def test_the_front_lies_within_the_limits(run: Path) -> None:
         assert sf.cost(space, [arch], num_classes=10).macs[0] == row["macs"] <= 3e5
     scores = [(row["accuracy"], -row["loss"]) for row in found["front"]]
     assert scores == sorted(scores, reverse=True)
-    front = [row for row in found["front"] if row["key"] != found["best"]]  # the best may have been found on more pictures
-    assert [row["macs"] for row in front] == sorted((row["macs"] for row in front), reverse=True)
+    others = [row["macs"] for row in found["front"] if row["key"] != found["best"]]  # the best may have been found on more pictures
+    assert others == sorted(others, reverse=True)
     rows = evaluate(run, ["best"], "search")
     assert rows[0]["accuracy"] == pytest.approx(next(row["accuracy"] for row in found["front"] if row["key"] == found["best"]))
 
@@ -68,7 +69,7 @@ def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(run: Path)
     assert first["accuracy"] == max(v["accuracy"] for v in inside)
     assert first["loss"] == min(v["loss"] for v in inside if v["accuracy"] == first["accuracy"])
     again = {v["moved_accuracy"]: v["accuracy"] for v in values if "moved_accuracy" in v}
-    assert sum("moved_accuracy" in v for v in values) == 16
+    assert sum("moved_accuracy" in v for v in values) == min(64, len(inside))
     assert again[max(again)] == pytest.approx(best["accuracy"])
 
 
@@ -98,6 +99,8 @@ def test_a_race_ends_with_the_same_front(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: dict[str, int]
 ) -> None:
     monkeypatch.setattr(evaluator, "LAP", 4)
+    for finals in (front, racing):
+        monkeypatch.setattr(finals, "FINALISTS", 8)
     shutil.copytree(run, tmp_path / "raced")
     whole = search(run, {"macs": (0, 3e5)}, method, words)
     raced = search(tmp_path / "raced", {"macs": (0, 3e5)}, method, {**words, "racing": True})

@@ -115,7 +115,7 @@ def _networks(what: str, which: Sequence[str]) -> list[Named]:
         return [(what, net.space.smallest().key, net, net.space.smallest().resolution)]
     if timm.is_model(what):
         other = timm.create_model(what).eval()
-        return [(what, what, other, int(timm.data.resolve_model_data_config(other)["input_size"][-1]))]
+        return [(what, what, other, int(timm.data.resolve_model_data_config(other)["input_size"][-1]))]  # type: ignore[no-untyped-call]
     raise SuperformerError(f"{what!r} is no run, no folder with a network, and no model: {nearest(what, models())}; any model of timm, too")
 
 

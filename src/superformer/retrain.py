@@ -108,7 +108,7 @@ def at_size(arch: Arch, size: int | None) -> Arch:
         return arch
 
     def scaled(block: Values) -> Values:
-        return Values({**block, "window": max(1, round(block["window"] * size / arch.resolution))}) if "window" in block else block
+        return Values({**block, "window": max(1, round(int(block["window"]) * size / arch.resolution))}) if "window" in block else block
 
     stages = arch.stages if arch.family != "swin" else tuple(StageArch(tuple(map(scaled, s.blocks)), s.choices, s.at) for s in arch.stages)
     return replace(arch, resolution=size, stages=stages)

@@ -7,6 +7,7 @@ import re
 from superformer.errors import SuperformerError
 
 AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+BYTES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -19,6 +20,11 @@ def amount(value: float) -> str:
 def read_amount(text: str, what: str) -> float:
     """600M, 1.5G, 5e6, 12."""
     return _read(text, AMOUNTS, f"{what} must be a number such as 600M, 1.5G or 2e6, not {text!r}")
+
+
+def read_bytes(text: str, what: str) -> float:
+    """20MB, 1.5GiB, 500kB."""
+    return _read(text, BYTES, f"{what} must be an amount of memory such as 20MB or 1.5GiB, not {text!r}")
 
 
 def read_seconds(text: str, what: str) -> float:

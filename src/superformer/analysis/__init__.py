@@ -38,7 +38,7 @@ class Settings(Part):
     seed: int = Field(0, ge=0)
     samples: int | None = Field(None, ge=1, description="distributions: random networks to evaluate; without it, those known already")
     architectures: int = Field(10, ge=2, description="budgets, correlations, weights: random networks")
-    groups: int = Field(2, ge=1, description="budgets, correlations: ranges of MACs they are drawn in")
+    groups: int = Field(2, ge=1, description="of MACs: ranges that these are drawn in, as many in each")
     epochs: float | None = Field(None, gt=0, description="correlations, weights: of training by itself; without it, the recipe's")
     arch: str | None = Field(None, description="attention: best, smallest, largest, a key of the front, or a file")
     pictures: int = Field(64, ge=1, description="attention: of the search split")

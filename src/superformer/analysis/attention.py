@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from superformer.analysis.places import Places, places
+from superformer.errors import SuperformerError
 from superformer.families.base import Network
 from superformer.space.arch import Arch
 
@@ -71,6 +72,8 @@ class Attended:
         tokens is spread over them; the share of the class token is left out."""
         own = self.places
         found = (own.queries == torch.tensor([row, col], dtype=own.queries.dtype)).all(-1) & own.real
+        if not found.any():
+            raise SuperformerError(f"block {self.name} has no token at row {row}, column {col}: its map has {own.grid[0]} x {own.grid[1]}")
         window, query = (int(n) for n in found.nonzero()[0])
         corner = (own.keys[window] - (own.side - 1) / 2).round().long()
         there = own.pairs[window, query]

@@ -145,7 +145,7 @@ def overlap(found: Sequence[Sequence[Arch]], space: Space) -> dict[str, Any]:
         for choice in dict.fromkeys(names)
         if not np.isnan(own := gaps[:, [n for n, name in enumerate(names) if name == choice]]).all()
     }
-    return {"jaccard": float(np.mean(jaccard)), "distance": float(np.nanmean(gaps, 1).mean()) if gaps.size else 0.0, "by_choice": choices}
+    return {"jaccard": float(np.mean(jaccard)), "distance": float(_mean(gaps).mean()) if gaps.size else 0.0, "by_choice": choices}
 
 
 def _gaps(space: Space, rows: Genes, others: Genes) -> NDArray[np.float64]:
@@ -154,6 +154,13 @@ def _gaps(space: Space, rows: Genes, others: Genes) -> NDArray[np.float64]:
     steps = np.maximum(np.asarray(space.bounds, dtype=np.float64) - 1, 1)
     both = alive(space, rows)[:, None] & alive(space, others)
     apart = np.where(both, np.abs(rows[:, None] - others) / steps, np.nan)
-    nearest = np.nanmean(apart, 2).argmin(1) if apart.size else np.zeros(len(rows), dtype=np.int64)
+    nearest = _mean(apart).argmin(1)
     out: NDArray[np.float64] = apart[np.arange(len(rows)), nearest]
+    return out
+
+
+def _mean(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the genes that both have; as far as can be where they have none."""
+    count = (~np.isnan(gaps)).sum(-1)
+    out: NDArray[np.float64] = np.where(count > 0, np.nansum(gaps, -1) / np.maximum(count, 1), 1.0)
     return out

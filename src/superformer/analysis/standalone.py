@@ -6,6 +6,7 @@ Killed, the same call goes on; called again, it reads the accuracy from that run
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Literal, Protocol
 
 from superformer.analysis.subject import Subject
@@ -36,15 +37,24 @@ def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
     if weights not in WAYS:
         raise SuperformerError(f"a network begins with weights that are scratch or finetuned: {nearest(weights, WAYS)}")
     home = run.folder / "standalone" / arch.key
-    recipe = alone(run, arch, weights, epochs)
-    if weights == "finetuned":
-        begin = home / "inherited"
-        if not (begin / CONFIG).exists():
-            save_network(inherited(run, arch), begin, run.facts()["classes"], recipe.data.mean, recipe.data.std)
-        recipe = recipe.model_copy(update={"start": Start(network=str(begin))})
-    own = train(recipe, run.facts()["data"], home / f"{weights}-{epochs:g}")
+    own = Run(home / f"{weights}-{epochs:g}")
+    if not own.supernet_file.exists():
+        recipe = alone(run, arch, weights, epochs)
+        if own.recipe_file.exists():
+            recipe = recipe.model_copy(update={"start": own.recipe().start})  # the run's folder may have been moved since
+        elif weights == "finetuned":
+            recipe = recipe.model_copy(update={"start": Start(network=str(_begin(run, arch, home / "inherited")))})
+        train(recipe, run.facts()["data"], own.folder)
     subject = Subject.open(own.folder)
     return subject.inherited([subject.space.smallest()])[0]
+
+
+def _begin(run: Run, arch: Arch, folder: Path) -> Path:
+    """The network with its inherited weights, as a folder."""
+    if not (folder / CONFIG).exists():
+        settings = run.recipe().data
+        save_network(inherited(run, arch), folder, run.facts()["classes"], settings.mean, settings.std)
+    return folder
 
 
 def alone(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 from rich.console import Console
 
 from superformer.cli.app import app
 from superformer.cli.show import console, say, table
 from superformer.cli.words import (
+    AnalysisWords,
     ArchWord,
     ArchWords,
     Changes,
@@ -16,11 +18,13 @@ from superformer.cli.words import (
     Json,
     LatencyMax,
     MacsMax,
+    MemoryMax,
     MethodName,
     ParamsMax,
     RecipeName,
     RunFolder,
     Split,
+    ThroughputMin,
 )
 
 
@@ -61,6 +65,8 @@ def search(
     macs_max: MacsMax = None,
     params_max: ParamsMax = None,
     latency_max: LatencyMax = None,
+    memory_max: MemoryMax = None,
+    throughput_min: ThroughputMin = None,
     method: MethodName = None,
     changes: Changes = None,
     as_json: Json = False,
@@ -70,18 +76,21 @@ def search(
     Example: superformer search --run runs/first --macs-max 4M --latency-max 3ms
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first, front) and what is
-    sought: objectives=accuracy,macs,latency  seed=1  threads=2  runtime=onnx
+    sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx
     """
     from superformer.part import word
     from superformer.search.run import search as run_search
-    from superformer.units import read_amount, read_seconds
+    from superformer.units import read_amount, read_bytes, read_seconds
 
     given = {
         "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
         "params": None if params_max is None else read_amount(params_max, "--params-max"),
         "latency": None if latency_max is None else read_seconds(latency_max, "--latency-max"),
+        "memory": None if memory_max is None else read_bytes(memory_max, "--memory-max"),
     }
     limits = {name: (0.0, most) for name, most in given.items() if most is not None}
+    if throughput_min is not None:
+        limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
     found = run_search(run, limits, method, dict(map(word, changes or [])), Console(quiet=True) if as_json else console)
     if as_json and found:
         print(json.dumps(found))
@@ -125,3 +134,24 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
         return
     shown = [{**row, "accuracy": f"{100 * row['accuracy']:.2f} %"} for row in rows]
     console.print(table(shown, f"Accuracy on the {split} split, inherited weights"))
+
+
+@app.command()
+def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) -> None:
+    """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention, seeds.
+
+    Example: superformer analyse --run runs/first attention conflicts
+
+    PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that cost little.
+    key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in DIR/analysis.json, and in the report.
+    """
+    from superformer.analysis import analyse as run_analysis
+    from superformer.part import word
+
+    parts, changes = [w for w in words or [] if "=" not in w], [w for w in words or [] if "=" in w]
+    found = run_analysis(run, Console(quiet=True) if as_json else console, parts, dict(map(word, changes)))
+    if as_json:
+        print(json.dumps(found))
+        return
+    say(f"{', '.join(found)}: in {run}/analysis.json")
+    say(f"Next: superformer report --run {run}", dim=True)

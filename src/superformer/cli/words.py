@@ -32,3 +32,4 @@ MemoryMax = Annotated[str | None, typer.Option("--memory-max", metavar="20MB", h
 ThroughputMin = Annotated[str | None, typer.Option("--throughput-min", metavar="500", help="The fewest pictures a second, measured here.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
+AnalysisWords = Annotated[list[str] | None, typer.Argument(metavar="[PART]... [KEY=VALUE]...", help="What to look at, and settings.")]

@@ -60,10 +60,10 @@ def hollow(arch: Arch, num_classes: int = 1000) -> Network:
     return net
 
 
-def held_by_parts(arch: Arch, num_classes: int = 1000, img_size: Size | None = None, batch: int = 1) -> dict[str, Held]:
-    """What each part of an architecture's network holds: ``into stage 0`` (with the stem), ``stage 0 block 0`` (counting the blocks that
-    run), and so on to the ``end``. The largest of their peaks is the network's."""
-    return _follow(hollow(arch, num_classes), img_size, batch)
+def held_by_parts(arch: Arch, num_classes: int = 1000, img_size: Size | None = None) -> dict[str, Held]:
+    """What each part of an architecture's network holds for one picture: ``into stage 0`` (with the stem), ``stage 0 block 0`` (counting
+    the blocks that run), and so on to the ``end``. The largest of their peaks is the network's."""
+    return _follow(hollow(arch, num_classes), img_size, 1)
 
 
 def _follow(model: nn.Module, img_size: Size | None, batch: int) -> dict[str, Held]:

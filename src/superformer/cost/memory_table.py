@@ -47,12 +47,11 @@ EXACT = 1e-6
 
 @dataclass
 class MemoryTable:
-    """Bytes that are in memory at once, at most, when the networks of a space run on ``batch`` pictures. It learns while it is asked."""
+    """Bytes that are in memory at once, at most, when the networks of a space run on one picture. It learns while it is asked."""
 
     space: Space
     num_classes: int = 1000
     img_size: Size | None = None
-    batch: int = 1
     parts: dict[str, _Part] = field(default_factory=lambda: defaultdict(_Part))
     followed: int = 0
 
@@ -62,12 +61,11 @@ class MemoryTable:
         num_classes: int = 1000,
         img_size: Size | None = None,
         *,
-        batch: int = 1,
         seed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> MemoryTable:
         """Follow networks of the space, drawn with ``seed``, until predictions are right ``CHECKED`` times in a row."""
-        table, right = MemoryTable(space, num_classes, img_size, batch), 0
+        table, right = MemoryTable(space, num_classes, img_size), 0
         progress = progress or (lambda done: None)
         genes = space.sample_genes(4 * FIRST, np.random.default_rng(seed))
         for k in range(FIRST):
@@ -104,7 +102,7 @@ class MemoryTable:
         """Peak bytes of one network (with so many blocks in each stage, at most), by following it; the table learns from it."""
         arch = self.space.decode(row)[0]
         short = replace(arch, stages=tuple(StageArch(s.blocks[:blocks], s.choices) for s in arch.stages))
-        held = held_by_parts(short, self.num_classes, self.img_size, self.batch)
+        held = held_by_parts(short, self.num_classes, self.img_size)
         for _, name, own, values, logs in _described(self.space, row, self.num_classes):
             if own in held:
                 self.parts[name].learn({n: v[0] for n, v in values.items()}, logs[0], held[own])

@@ -110,11 +110,13 @@ function bars(place, spec) {
   const width = place.clientWidth, thick = 20, groups = new Set(spec.rows.map((r) => r.group).filter(known));
   const high = Math.max(...spec.rows.map((r) => Math.max(r.value || 0, r.to || 0)), 0) || 1;
   const [size, name] = unit(spec.x.quantity, high);
-  const left = Math.min(Math.max(...spec.rows.map((r) => r.name.length)) * 7.2 + 14, width * 0.4), right = width - 78;
+  const words = spec.rows.map((r) => say(spec.x.quantity, r.value) + (known(r.to) ? `, p90 ${say(spec.x.quantity, r.to)}` : ""));
+  const left = Math.min(Math.max(...spec.rows.map((r) => r.name.length)) * 7.2 + 14, width * 0.4);
+  const right = width - Math.max(...words.map((w) => w.length)) * 6.4 - 12;
   const X = (v) => left + (v / high) * (right - left);
   let y = 4, group = null;
   const own = svg("svg", { class: "drawn", role: "img", "aria-label": spec.label });
-  for (const row of spec.rows) {
+  spec.rows.forEach((row, k) => {
     if (groups.size && row.group !== group) {
       own.append(svg("text", { x: 0, y: y + 16, class: "title" }, row.group));
       [group, y] = [row.group, y + 26];
@@ -122,10 +124,10 @@ function bars(place, spec) {
     own.append(svg("text", { x: left - 8, y: y + 15, class: "name", "text-anchor": "end" }, row.name));
     own.append(svg("rect", { x: left, y, width: Math.max(X(row.value) - left, 1), height: thick, rx: 2, class: `fill c${row.colour}` }));
     if (known(row.to)) own.append(svg("path", { d: `M${X(row.value)} ${y + thick / 2}H${X(row.to)}m0 -5v10`, class: "whisker" }));
-    own.append(svg("text", { x: Math.max(X(row.value), X(row.to || 0)) + 6, y: y + 15, class: "value" }, say(spec.x.quantity, row.value)));
+    own.append(svg("text", { x: Math.max(X(row.value), X(row.to || 0)) + 6, y: y + 15, class: "value" }, words[k]));
     own.append(svg("path", { d: `M${left} ${y - 4}v${thick + 8}`, class: "axis" }));
     y += thick + 8;
-  }
+  });
   own.append(svg("text", { x: left, y: y + 16, class: "title" }, `${spec.x.title} (${name || size})`));
   own.setAttribute("viewBox", `0 0 ${width} ${y + 24}`);
   place.append(own);

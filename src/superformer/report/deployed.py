@@ -138,7 +138,9 @@ def bench(inputs: Inputs) -> Section | None:
     if not rows:
         return None
     one = [r for r in rows if r.get("batch", 1) == min(number(r.get("batch")) or 1 for r in rows)]
-    groups = len({_named(r) for r in one}) > 1
+    order = list(dict.fromkeys(map(_named, one)))
+    one.sort(key=lambda r: order.index(_named(r)))
+    groups = len(order) > 1
     shown = [
         {"name": str(r.get("runtime")), "group": _named(r) if groups else None, "value": r["median"], "to": r.get("p90"),
          "colour": RUNTIMES.get(str(r.get("runtime")), 3)}

@@ -97,7 +97,8 @@ def _against(inputs: Inputs) -> str:
 def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     """The section, and what the page needs to draw the front and the architectures."""
     rows = inputs.front.get("front", [])
-    objectives = " and ".join(COSTS.get(name, name) for name in inputs.front.get("objectives", ()))
+    *others, last = [COSTS.get(name, name) for name in inputs.front.get("objectives", ())] or [""]
+    objectives = f"{', '.join(others)} and {last}"
     shown = len(points.shown())
     told = f"Each dot is one of the {counted(len(points), 'architecture')} that were evaluated"
     told += f" ({shown:,} are drawn: the front, the best, and some of the others)" if shown < len(points) else ""

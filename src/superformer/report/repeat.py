@@ -84,14 +84,21 @@ def _versions(inputs: Inputs) -> list[tuple[object, object]]:
 def repeat(inputs: Inputs) -> Section:
     """The commands that make this run, and the whole recipe."""
     told = inputs.commands[-COMMANDS:]
-    if told:
-        first = f" (the last {COMMANDS} of {len(inputs.commands)})" if len(inputs.commands) > COMMANDS else ""
-        words = [f"superformer {shlex.join(map(str, c.get('words') or []))}" for c in told]
-        about = paragraph(f"The commands of this run, as they were given{first}:")
-    else:
-        words, about = rebuilt(inputs), paragraph("Commands that make this run again, from its recipe and its last search:")
+    noted = list(dict.fromkeys(f"superformer {shlex.join(map(str, c.get('words') or []))}" for c in told))
+    first = f" (the last {COMMANDS} of {len(inputs.commands)})" if len(inputs.commands) > COMMANDS else ""
+    parts = [paragraph(f"The commands of this run, as they were given{first}:"), command("\n".join(noted))] if noted else []
+    if lost := _not_noted(inputs):
+        parts += [paragraph("What made this run was not noted. Commands that do the same, from its recipe and its last search:")]
+        parts += [command("\n".join(lost))]
     recipe = tag("details", tag("summary", "The whole recipe"), tag("pre", tag("code", inputs.recipe_text), tabindex="0"), id="recipe")
-    return Section("repeat", "Do it again", several(about, command("\n".join(dict.fromkeys(words))), recipe))
+    return Section("repeat", "Do it again", several(*parts, recipe))
+
+
+def _not_noted(inputs: Inputs) -> list[str]:
+    """Commands for what no noted command has done."""
+    noted = {(c.get("words") or [""])[0] for c in inputs.commands}
+    train, *search = rebuilt(inputs)
+    return ([] if noted & {"train", "evolve-space", "demo"} else [train]) + ([] if noted & {"search", "demo"} else search)
 
 
 def rebuilt(inputs: Inputs) -> list[str]:

@@ -129,10 +129,10 @@ def _table_4(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def _order(name: str) -> tuple[object, ...]:
-    """From the picture to the classes: the stem, the stages in their order, the end."""
+    """From the picture to the classes: the stem, the stages in their order, the end; then all of them together."""
     first = 0 if name.startswith(("stem", "patch", "embed")) else 1 if name.startswith("stage") else 2
     return (
         first,
-        name == "head",
+        1 if name == "head" else 2 if name == "all" else 0,
         *(("", int(part)) if part.isdigit() else (part.replace("enter", " enter"), 0) for part in name.split(".")),
     )

@@ -20,7 +20,9 @@ from superformer.search.task import Task
 from superformer.space.arch import Arch
 
 AGAIN = "moved_"
-"""What the names of those values begin with."""
+"""What the names of the values on more pictures begin with."""
+SHOWN = 8
+"""Rows that are told."""
 
 
 def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> 
     rows |= {k: found for k, found in order.items() if found is chosen}
     shown = [rows[k] for k in sort(rows)]
     tell(f"{len(archs)} architectures known, {len(best)} on the front")
-    for own in shown[:8]:
+    for own in [own for k, own in enumerate(shown) if k < SHOWN or own is chosen]:
         tell(
             f"  {own['key']}  {100 * own['accuracy']:.2f} %  "
             + "  ".join(f"{say(name, own[name])} {name}{measured(own, name)}" for name in costs)

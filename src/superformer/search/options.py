@@ -19,7 +19,7 @@ class Options(Part):
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")
     runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency and throughput: what runs the networks")
-    batch: int = Field(1, ge=1, description="latency and memory: pictures at once")
+    batch: int = Field(1, ge=1, description="latency: pictures at once")
     throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
     table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
 

@@ -44,7 +44,7 @@ def say(name: str, value: float) -> str:
     if name == "latency":
         return f"{1e3 * value:.3g} ms"
     if name == "throughput":
-        return f"{value:.3g}/s"
+        return f"{amount(value)}/s"
     text = amount(value)
     return text if name != "memory" else f"{text}B" if text[-1].isalpha() else f"{text} B"
 

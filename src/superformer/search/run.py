@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,12 @@ def search(
             run.same_pictures(pictures.fingerprint)
             net = task.net.to(world.device)
             size = run.facts()["img_size"]
-            judge = Evaluator.of(net, recipe, pictures, pictures.search, size, options.pictures, world.device)
-            again = None
-            if copies(recipe.data, size) > 1:
-                again = Evaluator.of(net, recipe, pictures, pictures.search, size, options.pictures, world.device, moved=True)
+            evaluator = partial(Evaluator.of, net, recipe, pictures, pictures.search, size, options.pictures, world.device)
+            judge, again = evaluator(), evaluator(moved=True) if copies(recipe.data, size) > 1 else None
             with _history(run, task.weights, split_of(judge, pictures.search.fingerprint, options.pictures), world) as history:
                 _rounds(task, judge, history, world, races, shown)
+                for line in _learned(task.method.report):
+                    tell(line)
                 found = front(task, history, again, tell) if history is not None else {}
             if world.first:
                 files.write(run.front_file, json.dumps(found, indent=1))
@@ -112,6 +113,13 @@ def _rounds(task: Task, judge: Evaluator, history: History | None, world: World,
                     _stop(interrupt, known)
     finally:
         progress.close()
+
+
+def _learned(report: Mapping[str, Any]) -> Iterator[str]:
+    """How well a predictor ranks (NASViT, algorithm 2, line 3)."""
+    if report.get("kendall") is not None:
+        found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
+        yield f"predicted against measured accuracy of the half that the predictor did not learn from: {found}"
 
 
 def _stop(interrupt: Interrupt, known: int) -> None:

@@ -18,7 +18,7 @@ from superformer.search.problem import Floats
 from superformer.space.arch import Arch
 from superformer.train.world import World
 
-FINALISTS = 16
+FINALISTS = 64
 """The most accurate candidates of a search, which are judged again on more pictures (`superformer.search.front`)."""
 Also = Callable[[int], Mapping[str, float]]
 TIE = 1e-7

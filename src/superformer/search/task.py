@@ -84,7 +84,7 @@ def fingerprint(run: Run) -> str:
 
 def _memory(run: Run, net: Network, options: Options, tell: Callable[[str], None]) -> MemoryTable:
     tell("following networks through a pass to count their memory")
-    return MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], batch=options.batch, seed=options.seed)
+    return MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], seed=options.seed)
 
 
 def _table(run: Run, net: Network, options: Options, batch: int, tell: Callable[[str], None]) -> LatencyTable:

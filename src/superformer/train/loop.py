@@ -48,6 +48,7 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
     _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
+    facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run = Run(folder)
     run.check(recipe, facts)
     loop = _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, console if world.first else Console(quiet=True))
