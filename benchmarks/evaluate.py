@@ -30,7 +30,7 @@ from superformer.space import Genes, Space
 from superformer.space.variation import mutate
 
 RELEASED = {"autoformer-tiny": ("autoformer", 16.9), "vit-resnas-tiny": ("vit_resnas", 15.3)}
-PARENTS, CHILDREN, ROUNDS = 10, 64, 5
+PARENTS, CHILDREN, ROUNDS = 10, 64, 3
 
 Mutation = Callable[[Space, Genes, np.random.Generator], Genes]
 MUTATIONS: dict[str, Mutation] = {
@@ -80,10 +80,12 @@ def tree() -> None:
         rng = np.random.default_rng(0)
         parents = space.sample_genes(PARENTS, rng)
         for k, (mutation, make) in enumerate(MUTATIONS.items()):
-            archs = space.decode(make(space, parents[rng.integers(PARENTS, size=CHILDREN)], rng))
-            archs = list({a.path: a for a in archs}.values())
-            if k not in (own, 1, 3):
+            if k not in (own, 3):
                 continue
+            children: dict[str, sf.Arch] = {}
+            while len(children) < CHILDREN:  # different ones, as searches ask for
+                children |= {a.path: a for a in space.decode(make(space, parents[rng.integers(PARENTS, size=CHILDREN)], rng))}
+            archs = list(children.values())[:CHILDREN]
             judge(archs[:2])
             together, apart = [], []
             for _ in range(ROUNDS):

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "nasvit": ["nasvit.py"],
     **{f"train-{name}": ["train_step.py", name] for name in ("nasvit", "sandwich", "projection", "pictures")},
     "search-methods": ["search_methods.py"],
+    "analysis": ["analysis.py"],
     "timm": ["timm_networks.py"],
 }
 

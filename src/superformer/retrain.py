@@ -65,7 +65,8 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
         _save(run, inherited(run, arch), start)
     world.wait()
     if weights == "finetuned":
-        recipe = recipe.model_copy(update={"start": recipe.start.model_copy(update={"network": str(start)})})
+        begun_with = Run(here).recipe().start if Run(here).recipe_file.exists() else recipe.start.model_copy(update={"network": str(start)})
+        recipe = recipe.model_copy(update={"start": begun_with})  # the same words, even if the run was moved since
     begun = time.monotonic()
     done = train(recipe, run.facts()["data"], here, console=shown)
     if not world.first:

@@ -153,5 +153,5 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
     if as_json:
         print(json.dumps(found))
         return
-    say(f"{', '.join(found)}: in {run}/analysis.json")
+    say(f"{', '.join(k for k in found if k != 'supernet')}: in {run}/analysis.json")
     say(f"Next: superformer report --run {run}", dim=True)

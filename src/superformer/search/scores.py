@@ -46,7 +46,7 @@ def judged(
         known = history.get([a.path for a in archs])
         for k, arch in enumerate(archs):
             values = known.get(arch.path, {})
-            found[k] = torch.tensor([values.get("accuracy", math.nan), values.get("loss", math.nan)])
+            found[k] = torch.tensor([values.get("accuracy", math.nan), values.get("loss", math.nan)], dtype=torch.float64)
     world.spread([found])
     places = {a.path: k for k, a in reversed(list(enumerate(archs))) if math.isnan(float(found[k, 0]))}
     todo = sorted(places.values())  # of equal ones the first
