@@ -17,7 +17,7 @@ def noisy(model: nn.Module) -> nn.Module:
     """Every norm away from its neutral start."""
     generator = torch.Generator().manual_seed(0)
     for m in model.modules():
-        if isinstance(m, nn.BatchNorm2d):
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
             for tensor in (m.running_mean, m.bias.data):
                 tensor.normal_(0, 0.1, generator=generator)
             for tensor in (m.running_var, m.weight.data):
@@ -95,8 +95,8 @@ def test_stochastic_depth_is_timms():
     assert [c.drop_path for s in ours.stages for c in (s.enter, *s.blocks)] == pytest.approx(rates)
 
 
-def norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+def norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
 
 
 @pytest.mark.parametrize("rule", ["ordinal", "cyclic"])

@@ -41,7 +41,7 @@ def bench(
 ) -> dict[str, Any]:
     """Times of a published model, a model of timm, a folder with a stored network, or a run.
 
-    Of a run: its retrained network and its front, or those that ``which`` names; also written to its ``bench.json``. All networks are
+    Of a run: its retrained network and its front, or those that ``which`` names (``model`` is the retrained one); also written to its ``bench.json``. All networks are
     measured in turn, ``seconds`` each for every runtime and batch. A runtime that a network cannot run in gives a row with an ``error``.
     """
     if strange := [r for r in runtimes if r not in RUNTIMES]:
@@ -128,7 +128,8 @@ def _of_run(run: Run, which: Sequence[str]) -> list[Named]:
         rows = run.front()["front"][:MOST] if run.front_file.exists() or not out else []
         archs = {row["key"]: Arch.from_json(json.dumps(row["arch"])) for row in rows}
     else:
-        archs = {word: run.arch(word) for word in which}
+        out += [_stored("model", run.folder / "model")] if "model" in which else []
+        archs = {word: run.arch(word) for word in which if word != "model"}
     net = load_supernet(run.supernet_file)
     known = {key for _, key, _, _ in out}
     return out + [(n, a.key, net.extract(a).eval(), a.resolution) for n, a in archs.items() if a.key not in known]

@@ -61,7 +61,7 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     with _part(console, "4. Export the network, and measure it"):
         proof = export(handed_over(folder), folder / "export" / "onnx", "onnx", console)
         console.print(f"{proof}", highlight=False, soft_wrap=True)
-        bench(str(folder), ("eager", "onnx"), seconds=0.3, console=console)
+        bench(str(folder), ("eager", "onnx"), which=("model", "smallest", "largest"), batches=(1, 32), seconds=0.3, console=console)
     with _part(console, "5. The report"):
         page = write(folder, console)
     console.print(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True)

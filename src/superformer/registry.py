@@ -13,7 +13,6 @@ from superformer import catalogue
 from superformer.errors import SuperformerError
 
 if TYPE_CHECKING:
-    from superformer.families.base import Network
     from superformer.space.arch import Arch
 
 
@@ -56,9 +55,12 @@ def _then(load: Callable[[ModuleType], None], act: Callable[[], None]) -> Callab
 def _register_published() -> None:
     from timm.models import is_model
 
+    from superformer.export.timm_entry import register
+
     for name in catalogue.models():
         if not is_model(name):
             _register(name, _published(name))
+    register()
 
 
 def _published(name: str) -> Callable[[], Arch]:
@@ -73,33 +75,15 @@ def _published(name: str) -> Callable[[], Arch]:
 def _register(name: str, of: Callable[[], Arch]) -> None:
     from timm.models import register_model
 
+    from superformer.export.timm_entry import create
+
     def entry(pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any) -> Any:
         if pretrained:
             raise SuperformerError(f"no trained weights of {name} are published for this library; build it with pretrained=False")
-        return _create(name, of(), **kwargs)
+        return create(name, of(), **kwargs)
 
     entry.__name__ = entry.__qualname__ = name
     entry.__module__ = __name__
     entry.__doc__ = f"The architecture {name}."
     setattr(sys.modules[__name__], name, entry)
     register_model(entry)
-
-
-def _create(name: str, arch: Arch, **kwargs: Any) -> Any:
-    """A network as timm makes its own."""
-    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    from timm.models._builder import build_model_with_cfg
-
-    from superformer.build import model
-
-    def build(num_classes: int = 1000, drop_path_rate: float = 0.0, **settings: Any) -> Network:
-        return model(arch, num_classes, drop_path=drop_path_rate or 0.0, **settings)
-
-    config = {
-        "num_classes": 1000, "input_size": (3, arch.resolution, arch.resolution), "interpolation": "bicubic", "crop_pct": 0.9,
-        "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD, "classifier": "head",
-    }  # fmt: skip
-    blocks = len(arch.stages[0].blocks)
-    levels = range(len(arch.stages)) if len(arch.stages) > 1 else range(max(blocks - 3, 0), blocks)
-    features = {"out_indices": tuple(levels), "feature_cls": "getter"}
-    return build_model_with_cfg(build, name, False, pretrained_cfg=config, feature_cfg=features, **kwargs)

@@ -100,7 +100,7 @@ def handed_over(folder: str | Path, which: str | None = None) -> Stored:
         return load_network(run.folder / "model")
     run.trained()
     recipe, net = run.recipe(), inherited(run, run.arch(which))
-    return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std)
+    return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, _prepared(run, net))
 
 
 def at_size(arch: Arch, size: int | None) -> Arch:
@@ -157,7 +157,15 @@ def _recipe(run: Run, arch: Arch, weights: str, changes: Sequence[str]) -> Recip
 
 def _save(run: Run, net: Network, folder: Path) -> None:
     recipe = run.recipe()
-    save_network(net, folder, run.facts()["classes"], recipe.data.mean, recipe.data.std)
+    save_network(net, folder, run.facts()["classes"], recipe.data.mean, recipe.data.std, **_prepared(run, net))
+
+
+def _prepared(run: Run, net: Network) -> dict[str, Any]:
+    """How pictures are cut: those that are not larger than the input lose no border (`superformer.data.frames`)."""
+    settings, size = run.recipe().data, net.space.smallest().resolution
+    pictures = data.load(run.facts()["data"], settings, size)
+    small = min(pictures.train.picture(0).shape[:2]) <= size
+    return {"crop": 1.0 if small else settings.crop, "interpolation": settings.interpolation}
 
 
 def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds: float) -> dict[str, Any]:

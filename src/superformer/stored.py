@@ -18,6 +18,10 @@ from superformer.families.base import Network
 from superformer.space.arch import Arch, expect, load_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PREPARED = ("crop", "interpolation")
+"""How pictures are cut and resized (`superformer.data.frames.Frame`)."""
+TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")
+"""What an export for timm adds."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -33,9 +37,14 @@ class Stored:
 
 
 def save_network(
-    net: Network, folder: str | Path, classes: Sequence[str] = (), mean: Sequence[float] = IMAGENET[0], std: Sequence[float] = IMAGENET[1]
+    net: Network,
+    folder: str | Path,
+    classes: Sequence[str] = (),
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    **prepared: float | str,
 ) -> None:
-    """Write a stand-alone network. What only training uses (a patch head) is left out.
+    """Write a stand-alone network. What only training uses (a patch head) is left out. ``prepared``: ``crop`` and ``interpolation``.
 
     The configuration is written last and a former one removed first: a folder with a configuration is complete.
     """
@@ -51,6 +60,7 @@ def save_network(
         "classes": list(classes),
         "mean": list(mean),
         "std": list(std),
+        **prepared,
     }
     folder = Path(folder)
     with files.storage(folder):
@@ -69,7 +79,9 @@ def load_network(folder: str | Path) -> Stored:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
-    expect(config, f"{folder / CONFIG}", {"arch", "num_classes"}, {"in_chans", "classes", "mean", "std"}, SuperformerError)
+    expect(
+        config, f"{folder / CONFIG}", {"arch", "num_classes"}, {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM}, SuperformerError
+    )
     arch = Arch.from_json(json.dumps(config["arch"]))
     net = model(arch, config["num_classes"], in_chans=config.get("in_chans", 3))
     try:

@@ -42,7 +42,9 @@ def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> N
 @app.command()
 def bench(
     what: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A published model, one of timm, a folder with a network, or a run.")],
-    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="WHICH", help="Of a run: only these networks; repeatable.")] = None,
+    arch: Annotated[
+        list[str] | None, typer.Option("--arch", metavar="WHICH", help="Of a run: only these (model is the retrained one); repeatable.")
+    ] = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
     threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time for each network, runtime and batch.")] = 0.5,

@@ -90,15 +90,15 @@ class _NormSwish(torch.autograd.Function):
         return parts[0].permute(0, 2, 3, 1), parts[1], parts[2], None, None, None, None
 
 
-class BatchNorm(Elastic, nn.BatchNorm2d):
-    """Batch norm over the channels that are there.
+class BatchNorm(Elastic, nn.modules.batchnorm._BatchNorm):
+    """Batch norm over the channels that are there; no ``nn.BatchNorm2d``, for which other tools would put their own.
 
     In training each sub-network is normalised by the statistics of its own part of the batch, and the running statistics of a supernet are
     those of whatever ran last: before a sub-network is used, extract it and call `recalibrate`.
     """
 
     def __init__(self, axis: Axis, eps: float = 1e-5, fill: float = 1.0):
-        nn.BatchNorm2d.__init__(self, axis.size, eps=eps)
+        nn.modules.batchnorm._BatchNorm.__init__(self, axis.size, eps=eps)
         self.dims = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (axis,))
         self.dims["num_batches_tracked"] = ()
         self.fill = fill

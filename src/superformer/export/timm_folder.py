@@ -10,7 +10,7 @@ import torch
 
 from superformer import files
 from superformer.export.proof import Floats, preparation
-from superformer.export.timm_entry import ENTRY, register
+from superformer.export.timm_entry import ENTRY
 from superformer.stored import CONFIG, Stored, save_network
 
 
@@ -48,7 +48,6 @@ def answers(folder: Path, batches: list[Any]) -> list[Floats]:
     """What the network computes that timm makes of the folder."""
     import timm
 
-    register()
     net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
         return [net(x).numpy() for x in batches]
