@@ -20,6 +20,8 @@ BENCHMARKS = {
     "nasvit": ["nasvit.py"],
     **{f"train-{name}": ["train_step.py", name] for name in ("nasvit", "sandwich", "projection", "pictures")},
     "search-methods": ["search_methods.py"],
+    "found": ["found.py"],
+    "evolve-space": ["evolve_space.py"],
     "analysis": ["analysis.py"],
     "timm": ["timm_networks.py"],
 }

@@ -19,9 +19,9 @@ from training import recipe
 
 from superformer.build import model
 from superformer.cost import memory
-from superformer.cost.latency import pictures
 from superformer.cost.memory import held_by_parts, peak_memory
 from superformer.cost.memory_table import MemoryTable
+from superformer.cost.runtimes import pictures
 from superformer.errors import InfeasibleError
 from superformer.families.base import Network
 from superformer.recipes import names, resolve, space_of

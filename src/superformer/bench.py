@@ -1,12 +1,17 @@
-"""How fast networks are here: latency at batch 1 and throughput, in torch as it is, compiled, and in ONNX Runtime."""
+"""How fast networks are here: latency at batch 1 and throughput, in torch as it is, compiled, and in ONNX Runtime.
+
+All networks, runtimes and batches are measured in turn (`superformer.cost.latency`), so that they can be compared on a busy machine, too.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 from rich.console import Console
@@ -14,20 +19,30 @@ from torch import nn
 
 from superformer import files, provenance
 from superformer.build import model
-from superformer.cost.latency import RUNTIMES, Timing, machine, measure_in_turn
+from superformer.cost.latency import Job, Timing, machine, measure_jobs
+from superformer.cost.runtimes import RUNTIMES
 from superformer.errors import SuperformerError, nearest
 from superformer.run import Run
 from superformer.space.arch import Arch
 from superformer.spaces import models
-from superformer.stored import load_network
+from superformer.stored import CONFIG, load_network
 from superformer.trained import load_supernet
 
-BATCHES = (1, 8, 32)
+BATCHES = (1, 32)
+"""Pictures at once: latency is told of the smallest, throughput of the best."""
 MOST = 8
 """Networks of a front: the most accurate ones."""
+AT_A_TIME = 250_000_000
+"""Parameters of networks that are measured in turn; more of them are measured in groups."""
 
-Named = tuple[str, str, nn.Module, int]
-"""A name, a key, a network and its input size."""
+
+class Named(NamedTuple):
+    """A network, its input size, and how rows tell what it is."""
+
+    name: str
+    key: str
+    net: nn.Module
+    img_size: int | tuple[int, int]
 
 
 def bench(
@@ -41,19 +56,20 @@ def bench(
 ) -> dict[str, Any]:
     """Times of a published model, a model of timm, a folder with a stored network, or a run.
 
-    Of a run: its retrained network and its front, or those that ``which`` names (``model`` is the retrained one); also written to its ``bench.json``. All networks are
-    measured in turn, ``seconds`` each for every runtime and batch. A runtime that a network cannot run in gives a row with an ``error``.
+    Of a run: its retrained network and its front, or those that ``which`` names (``model`` is the retrained one); also written to its
+    ``bench.json``. All networks are measured in turn, ``seconds`` each for every runtime and batch. A runtime that a network cannot run
+    in gives a row with an ``error``.
     """
     if strange := [r for r in runtimes if r not in RUNTIMES]:
         raise SuperformerError(f"unknown runtime {strange[0]!r}: {nearest(strange[0], RUNTIMES)}")
-    shown = console or Console(quiet=True)
+    if not runtimes or not batches or min(batches) < 1 or threads < 1 or not seconds > 0:
+        raise SuperformerError("runtimes and batches must be given, and batches, threads and seconds must be positive")
     networks = _networks(what, which)
+    shown = console or Console(quiet=True)
     rows: list[dict[str, Any]] = []
-    for runtime in runtimes:
-        for batch in batches:
-            shown.print(f"{runtime}, batch {batch}: {len(networks)} networks", highlight=False, style="dim")
-            rows += _rows(networks, runtime, batch, threads, seconds)
-    found = {"machine": machine(runtime="onnx" if "onnx" in runtimes else "eager"), "rows": rows}
+    for group in _groups(networks):
+        rows += _rows(group, runtimes, threads, sorted(set(batches)), seconds, shown)
+    found = {"machine": machine(runtime="onnx" if any(_ran(row, "onnx") for row in rows) else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
         provenance.note(Path(what))
         files.write(Path(what) / "bench.json", json.dumps(found, indent=1))
@@ -62,10 +78,10 @@ def bench(
 
 def summary(found: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each network and runtime: latency at the smallest batch, and the highest throughput of all batches."""
-    out: dict[tuple[str, str], dict[str, Any]] = {}
+    out: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in found["rows"]:
         new = {"name": row["name"], "runtime": row["runtime"], "latency": math.nan, "p90": math.nan, "throughput": 0.0, "batch": 0}
-        kept = out.setdefault((row["key"], row["runtime"]), new)
+        kept = out.setdefault((row["name"], row["key"], row["runtime"]), new)
         if "error" in row:
             kept["error"] = row["error"]
             continue
@@ -76,30 +92,68 @@ def summary(found: dict[str, Any]) -> list[dict[str, Any]]:
     return list(out.values())
 
 
-def _rows(networks: Sequence[Named], runtime: str, batch: int, threads: int, seconds: float) -> list[dict[str, Any]]:
-    def row(named: Named, timing: Timing) -> dict[str, Any]:
-        times = {"median": timing.median, "p90": timing.p90, "throughput": timing.throughput}
-        return {"name": named[0], "key": named[1], "runtime": runtime, "threads": threads, "batch": batch, **times}
+# --- measuring ---
 
-    words: dict[str, Any] = {"batch": batch, "threads": threads, "runtime": runtime}
-    if len({size for *_, size in networks}) == 1:  # all in turn, if they can
-        try:
-            times = measure_in_turn([net for _, _, net, _ in networks], networks[0][3], seconds=seconds, **words)
-            return [row(named, timing) for named, timing in zip(networks, times, strict=True)]
-        except SuperformerError:
-            raise
-        except Exception:  # one of them cannot: each by itself tells which
-            pass
-    out = []
+
+def _ran(row: dict[str, Any], runtime: str) -> bool:
+    return bool(row["runtime"] == runtime and "error" not in row)
+
+
+def _groups(networks: Sequence[Named]) -> Iterator[list[Named]]:
+    group: list[Named] = []
     for named in networks:
-        try:
-            out.append(row(named, measure_in_turn([named[2]], named[3], seconds=seconds, **words)[0]))
-        except SuperformerError:
-            raise
-        except Exception as error:  # a runtime's errors are of many kinds
-            why = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-            out.append({"name": named[0], "key": named[1], "runtime": runtime, "threads": threads, "batch": batch, "error": why})
-    return out
+        group.append(named)
+        if sum(p.numel() for other in group for p in other.net.parameters()) > AT_A_TIME:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _rows(
+    networks: Sequence[Named], runtimes: Sequence[str], threads: int, batches: Sequence[int], seconds: float, console: Console
+) -> list[dict[str, Any]]:
+    who = [(named, runtime) for named in networks for runtime in runtimes]
+    jobs = [Job(named.net, runtime, tuple(batches), named.img_size) for named, runtime in who]
+    with _shown(console) as tell:
+        found = measure_jobs(
+            jobs,
+            threads=threads,
+            seconds=seconds,
+            making=lambda k: tell(f"making ready {k + 1} of {len(jobs)}: {who[k][0].name}, {who[k][1]}"),
+            progress=lambda done: tell(f"measuring all of them in turn: {100 * done:.0f} %", done in (0.0, 1.0)),
+            forgiving=True,
+        )
+    if all(isinstance(some, SuperformerError) for some in found):
+        raise next(some for some in found if isinstance(some, SuperformerError))
+    rows = []
+    for (named, runtime), some in zip(who, found, strict=True):
+        own = {"name": named.name, "key": named.key, "runtime": runtime, "threads": threads}
+        for k, batch in enumerate(batches):
+            rows.append({**own, "batch": batch, **({"error": _why(some)} if isinstance(some, Exception) else _times(some[k]))})
+    return rows
+
+
+def _times(timing: Timing) -> dict[str, float]:
+    return {"median": timing.median, "p90": timing.p90, "throughput": timing.throughput}
+
+
+def _why(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")[:200]
+    return first if isinstance(error, SuperformerError) else f"{type(error).__name__}: {first}"
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Callable[..., None]]:
+    """A live line on a terminal, else a line each time, if it matters."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda text, matters=True: status.update(text)
+    else:
+        yield lambda text, matters=True: console.print(text, highlight=False, soft_wrap=True, markup=False) if matters else None
+
+
+# --- which networks ---
 
 
 def _networks(what: str, which: Sequence[str]) -> list[Named]:
@@ -108,34 +162,46 @@ def _networks(what: str, which: Sequence[str]) -> list[Named]:
         return _of_run(Run(folder), which)
     if which:
         raise SuperformerError(f"--arch names a network of a run, and {what} is none")
-    if (folder / "config.json").exists():
-        return [_stored(folder.name, folder)]
+    if (folder / CONFIG).exists():
+        return [_stored(folder.resolve().name, folder)]
     if what in models():
-        net = model(what).eval()
-        return [(what, net.space.smallest().key, net, net.space.smallest().resolution)]
+        return [_own(what, model(what).eval())]
     if timm.is_model(what):
         other = timm.create_model(what).eval()
-        return [(what, what, other, int(timm.data.resolve_model_data_config(other)["input_size"][-1]))]  # type: ignore[no-untyped-call]
-    raise SuperformerError(f"{what!r} is no run, no folder with a network, and no model: {nearest(what, models())}; any model of timm, too")
+        height, width = timm.data.resolve_model_data_config(other)["input_size"][-2:]  # type: ignore[no-untyped-call]
+        return [Named(what, what, other, (int(height), int(width)))]
+    if folder.is_dir():
+        raise SuperformerError(f"{what} holds neither a run (recipe.yaml) nor a network ({CONFIG} and model.safetensors)")
+    near = difflib.get_close_matches(what, [*models(), *timm.list_models()], n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise SuperformerError(
+        f"{what!r} is no model and no folder: {hint}possible: {', '.join(models())}; any model of timm; the folder of a run or of a network"
+    )
 
 
 def _of_run(run: Run, which: Sequence[str]) -> list[Named]:
-    run.trained()
-    out: list[Named] = []
+    retrained = run.folder / "model"
     if not which:
-        if (run.folder / "model" / "config.json").exists():
-            out.append(_stored("model", run.folder / "model"))
-        rows = run.front()["front"][:MOST] if run.front_file.exists() or not out else []
+        which = ["model"] if (retrained / CONFIG).exists() else []
+        run.trained()
+        rows = run.front()["front"][:MOST] if run.front_file.exists() or not which else []
         archs = {row["key"]: Arch.from_json(json.dumps(row["arch"])) for row in rows}
     else:
-        out += [_stored("model", run.folder / "model")] if "model" in which else []
         archs = {word: run.arch(word) for word in which if word != "model"}
+    out = [_stored("model", retrained)] if "model" in which else []
+    known = {named.key for named in out}
+    todo = {name: arch for name, arch in archs.items() if arch.key not in known}
+    if not todo:
+        return out
+    run.trained()
     net = load_supernet(run.supernet_file)
-    known = {key for _, key, _, _ in out}
-    return out + [(n, a.key, net.extract(a).eval(), a.resolution) for n, a in archs.items() if a.key not in known]
+    return out + [_own(name, net.extract(arch).eval()) for name, arch in todo.items()]
 
 
 def _stored(name: str, folder: Path) -> Named:
-    net = load_network(folder).net
+    return _own(name, load_network(folder).net)
+
+
+def _own(name: str, net: Any) -> Named:
     arch = net.space.smallest()
-    return name, arch.key, net, arch.resolution
+    return Named(name, arch.key, net, arch.resolution)

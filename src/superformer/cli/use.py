@@ -117,7 +117,7 @@ def resume(run: RunFolder) -> None:
     """
     from superformer import provenance
 
-    last = provenance.last(Path(run))
+    last = provenance.last(Path(run)) or provenance.last(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:
         raise SuperformerError(f"no command is noted in {run}: give the words that began it")
     os.chdir(last["folder"]) if Path(last["folder"]).is_dir() else None

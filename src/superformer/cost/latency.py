@@ -8,26 +8,22 @@ work on the machine disturbed least. It holds for the machine it was measured on
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from superformer.cost.runtimes import RUNTIMES, Run, Size, home, onnxruntime, pictures, runners
+from superformer.cost.runtimes import evaluating as evaluating
 from superformer.errors import SuperformerError, nearest
-from superformer.export.trace import as_onnx, traced
-from superformer.families.base import Network
 
-RUNTIMES = ("eager", "compiled", "onnx")
 WARM_UP = 2
 """Runs of each network before the first that counts."""
 TURN = 4
@@ -36,7 +32,6 @@ LEAST = 3
 """Turns of each network, however long they take."""
 
 Clock = Callable[[], float]
-Size = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def machine(device: str | torch.device = "cpu", runtime: str = "eager") -> str:
     if torch.device(device).type == "cuda":
         parts.insert(0, torch.cuda.get_device_name(device))
     if runtime == "onnx":
-        parts.append(f"onnxruntime {_onnxruntime().__version__}")
+        parts.append(f"onnxruntime {onnxruntime().__version__}")
     return ", ".join(parts)
 
 
@@ -124,56 +119,95 @@ def measure_in_turn(
     ``img_size`` None is each network's own input size, ``device`` None is where a network is. ``runtime``: ``"eager"`` is torch as it is,
     ``"compiled"`` torch.compile, ``"onnx"`` ONNX Runtime on the CPU. ``progress`` gets the part that is done, from 0 to 1.
     """
-    if runtime not in RUNTIMES:
-        raise SuperformerError(f"unknown runtime {runtime!r}: {nearest(runtime, RUNTIMES)}")
-    if batch < 1 or threads < 1 or not seconds > 0:
-        raise SuperformerError(f"batch, threads and seconds must be positive, not {batch}, {threads} and {seconds}")
-    where = [torch.device(device) if device is not None else _device(m) for m in models]
+    jobs = [Job(model, runtime, (batch,), img_size) for model in models]
+    found = measure_jobs(jobs, threads=threads, seconds=seconds, device=device, clock=clock, progress=progress)
+    return [timing for some in found if not isinstance(some, Exception) for timing in some]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network to be measured in a runtime, on batches of so many pictures."""
+
+    model: nn.Module
+    runtime: str = "eager"
+    batches: tuple[int, ...] = (1,)
+    img_size: Size | None = None
+
+
+def measure_jobs(
+    jobs: Sequence[Job],
+    *,
+    threads: int = 1,
+    seconds: float = 2.0,
+    device: str | torch.device | None = None,
+    clock: Clock = time.perf_counter,
+    progress: Callable[[float], None] | None = None,
+    making: Callable[[int], None] | None = None,
+    forgiving: bool = False,
+) -> list[list[Timing] | Exception]:
+    """The times of each job's batches; all of them are measured in turn, ``seconds`` each on average.
+
+    ``making`` gets the number of a job before it is made ready, which may take a minute where networks are compiled. ``forgiving``: of a
+    job that cannot run, the error takes the place of its times.
+    """
+    for job in jobs:
+        if job.runtime not in RUNTIMES:
+            raise SuperformerError(f"unknown runtime {job.runtime!r}: {nearest(job.runtime, RUNTIMES)}")
+        if not job.batches or min(job.batches) < 1 or threads < 1 or not seconds > 0:
+            raise SuperformerError(f"batches, threads and seconds must be positive, not {job.batches}, {threads} and {seconds}")
+    where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
+    found: list[list[Timing] | Exception] = []
     with ExitStack() as stack:
         stack.enter_context(_pinned(threads))
-        runs = [
-            stack.enter_context(_runner(m, pictures(m, img_size, batch, d), d, runtime, threads))
-            for m, d in zip(models, where, strict=True)
-        ]
-        times = _in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None))
-    out = []
-    for t, d in zip(times, where, strict=True):
-        median, p10, p90 = (float(q) for q in np.quantile(t, (0.5, 0.1, 0.9)))
-        out.append(Timing(median, min(t), p10, p90, len(t), batch, threads, runtime, machine(d, runtime)))
-    return out
+        ready: list[list[Run] | Exception] = []
+        for k, (job, d) in enumerate(zip(jobs, where, strict=True)):
+            (making or (lambda k: None))(k)
+            try:
+                given = [pictures(job.model, job.img_size, batch, d) for batch in job.batches]
+                ready.append(stack.enter_context(runners(job.model, given, d, job.runtime, threads)))
+            except Exception as error:  # runtimes fail in many ways
+                if not forgiving:
+                    raise
+                ready.append(error)
+        stack.enter_context(_no_collection())
+        ready = [_warm(runs, forgiving) for runs in ready]
+        runs = [run for some in ready if not isinstance(some, Exception) for run in some]
+        times = iter(_in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None)))
+    for job, some, d in zip(jobs, ready, where, strict=True):
+        found.append(some if isinstance(some, Exception) else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches])
+    return found
 
 
-def _in_turn(runs: Sequence[Callable[[], object]], seconds: float, clock: Clock, progress: Callable[[float], None]) -> list[list[float]]:
-    times: list[list[float]] = [[] for _ in runs]
-    with _no_collection():
-        for run in runs:
+def _warm(runs: list[Run] | Exception, forgiving: bool) -> list[Run] | Exception:
+    try:
+        for run in [] if isinstance(runs, Exception) else runs:
             for _ in range(WARM_UP):
                 run()
-        begin, turns = clock(), 0
-        while turns < LEAST or clock() - begin < seconds:
-            for k, run in enumerate(runs):
+    except Exception as error:
+        if not forgiving:
+            raise
+        return error
+    return runs
+
+
+def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Callable[[float], None]) -> list[list[float]]:
+    times: list[list[float]] = [[] for _ in runs]
+    begin, turns = clock(), 0
+    while runs and (turns < LEAST or clock() - begin < seconds):
+        for k, run in enumerate(runs):
+            run()
+            for _ in range(TURN):
+                before = clock()
                 run()
-                for _ in range(TURN):
-                    before = clock()
-                    run()
-                    times[k].append(clock() - before)
-            turns += 1
-            progress(min((clock() - begin) / seconds, 1.0))
+                times[k].append(clock() - before)
+        turns += 1
+        progress(min((clock() - begin) / seconds, 1.0))
     return times
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
-    if img_size is None:
-        if not isinstance(model, Network) or model.space.size != 1:
-            raise SuperformerError("img_size is needed for a model that is not a stand-alone network of superformer")
-        img_size = model.space.smallest().resolution
-    height, width = img_size if isinstance(img_size, tuple) else (img_size, img_size)
-    channels = model.in_chans if isinstance(model, Network) else 3
-    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+def _timing(times: Sequence[float], batch: int, threads: int, runtime: str, device: torch.device) -> Timing:
+    median, p10, p90 = (float(q) for q in np.quantile(times, (0.5, 0.1, 0.9)))
+    return Timing(median, min(times), p10, p90, len(times), batch, threads, runtime, machine(device, runtime))
 
 
 @contextmanager
@@ -197,75 +231,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
-
-
-@contextmanager
-def _runner(model: nn.Module, x: Tensor, device: torch.device, runtime: str, threads: int) -> Iterator[Callable[[], object]]:
-    """A function that runs the model once; the model is as before afterwards."""
-    home = _device(model)
-    with evaluating(model), torch.inference_mode(runtime == "eager"), torch.no_grad():
-        model.to(device)
-        try:
-            if runtime == "onnx":
-                yield _onnx(model, x, threads)
-            else:
-                yield _torch(_compiled(model, x) if runtime == "compiled" else model, x, device)
-        finally:
-            model.to(home)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode; every part is in its own mode again afterwards."""
-    training = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-
-
-def _torch(model: Callable[[Tensor], object], x: Tensor, device: torch.device) -> Callable[[], object]:
-    if device.type == "cpu":
-        return lambda: model(x)
-
-    def run() -> object:
-        out = model(x)
-        torch.accelerator.synchronize(device)
-        return out
-
-    return run
-
-
-def _compiled(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
-    """Exported first, so that it has code of its own: many networks of one class would count as one that changes all the time."""
-    run: Callable[[Tensor], object] = torch.compile(traced(model, x).module(), dynamic=False)
-    try:
-        run(x)
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        raise SuperformerError(f"torch.compile does not work here (is there a C++ compiler?): use runtime='eager'. {error}") from error
-    return run
-
-
-def _onnx(model: nn.Module, x: Tensor, threads: int) -> Callable[[], object]:
-    ort = _onnxruntime()
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "model.onnx")
-        as_onnx(model, x.cpu()).save(file)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: x.cpu().numpy()}
-    return lambda: session.run(None, feed)
-
-
-def _onnxruntime() -> ModuleType:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SuperformerError(
-            f"measuring with ONNX Runtime needs {', '.join(missing)}, not installed here: pip install 'superformer[onnx]', or use "
-            "runtime='eager'"
-        )
-    return importlib.import_module("onnxruntime")

@@ -25,8 +25,9 @@ from scipy.stats import spearmanr
 
 from superformer import files
 from superformer.build import model
-from superformer.cost.latency import Size, Timing, machine, measure_in_turn
+from superformer.cost.latency import Timing, machine, measure_in_turn
 from superformer.cost.population import AT_ONCE, Terms, skeleton
+from superformer.cost.runtimes import Size
 from superformer.elastic.count import Cost
 from superformer.errors import SuperformerError
 from superformer.families.base import Network

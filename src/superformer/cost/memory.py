@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from superformer.cost.latency import Size, evaluating, pictures
+from superformer.cost.runtimes import Size, evaluating, home, pictures
 from superformer.families import family
 from superformer.families.base import Network
 from superformer.space import point
@@ -67,8 +67,7 @@ def held_by_parts(arch: Arch, num_classes: int = 1000, img_size: Size | None = N
 
 
 def _follow(model: nn.Module, img_size: Size | None, batch: int) -> dict[str, Held]:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    x = pictures(model, img_size, batch, device)
+    x = pictures(model, img_size, batch, home(model))
     with evaluating(model), torch.no_grad():
         for _ in range(2):  # what a network keeps for all passes is made in the first
             with _Living(x) as living, _marked(model, living.enter):

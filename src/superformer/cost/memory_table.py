@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from superformer.cost.latency import Size
 from superformer.cost.memory import END, Held, Moments, held_by_parts
 from superformer.cost.population import skeleton
+from superformer.cost.runtimes import Size
 from superformer.elastic.axis import Axis, Packed
 from superformer.elastic.layers import Elastic
 from superformer.space import Genes, Space

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from superformer import data, files
+from superformer import data, files, provenance
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import Evaluator
 from superformer.recipes import Recipe, resolve, space_of
@@ -55,6 +55,7 @@ def evolve_space(recipe: Recipe | str, spec: str, folder: str | Path, *changes: 
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
         run = train(_for(settings, space, folder, t), spec, here, console=shown)
+        provenance.note(folder)
         entry, trends = _measure(run, settings, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         tell(f"space {t}: E-T error {entry['et_error']:.2f} % (expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %)")

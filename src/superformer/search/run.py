@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from superformer import data, files
+from superformer import data, files, provenance
 from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Evaluator
 from superformer.evaluation.moved import number as copies
@@ -68,6 +68,8 @@ def search(
             recipe = run.recipe()
             pictures = data.load(run.facts()["data"], recipe.data, run.facts()["img_size"])
             run.same_pictures(pictures.fingerprint)
+            if world.first:
+                provenance.note(run.folder)
             net = task.net.to(world.device)
             size = run.facts()["img_size"]
             evaluator = partial(Evaluator.of, net, recipe, pictures, pictures.search, size, options.pictures, world.device)
