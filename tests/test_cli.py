@@ -54,7 +54,6 @@ def test_listing_commands(run):
         (("models",), "4+4+4"),
         (("models", "vitas_858m"), "1008"),
         (("--help",), "superformer demo"),
-        (("demo",), "largest difference 0.0e+00"),
     ],
 )
 def test_commands_show(run, words, says):

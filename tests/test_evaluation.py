@@ -92,7 +92,7 @@ def judge_of(space, n=40, seed=0):
     return Evaluator(net, lambda: batches, calibration, pictures=n)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(spaces, st.integers(0, 9))
 def test_accuracy_and_loss_are_those_of_separate_networks(space, seed):
     judge = judge_of(space, 8, seed)
