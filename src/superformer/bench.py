@@ -120,8 +120,8 @@ def _rows(
             jobs,
             threads=threads,
             seconds=seconds,
-            making=lambda k: tell(f"making ready {k + 1} of {len(jobs)}: {who[k][0].name}, {who[k][1]}"),
-            progress=lambda done: tell(f"measuring all of them in turn: {100 * done:.0f} %", done in (0.0, 1.0)),
+            making=lambda k: tell(f"making ready {k + 1} of {len(jobs)}: {who[k][0].name}, {who[k][1]}", True),
+            progress=lambda done: tell(f"measuring all of them in turn: {100 * done:.0f} %", False),
             forgiving=True,
         )
     if all(isinstance(some, SuperformerError) for some in found):
@@ -144,13 +144,13 @@ def _why(error: Exception) -> str:
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Callable[..., None]]:
-    """A live line on a terminal, else a line each time, if it matters."""
+def _shown(console: Console) -> Iterator[Callable[[str, bool], None]]:
+    """A live line on a terminal, else a line each time, if it matters (and is not only a percentage)."""
     if console.is_terminal:
         with console.status("") as status:
-            yield lambda text, matters=True: status.update(text)
+            yield lambda text, matters: status.update(text)
     else:
-        yield lambda text, matters=True: console.print(text, highlight=False, soft_wrap=True, markup=False) if matters else None
+        yield lambda text, matters: console.print(text, highlight=False, soft_wrap=True, markup=False) if matters else None
 
 
 # --- which networks ---

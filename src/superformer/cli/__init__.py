@@ -38,3 +38,5 @@ def main() -> None:
             raise
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
         sys.exit(2)
+    finally:
+        provenance.began([])

@@ -123,6 +123,7 @@ def resume(run: RunFolder) -> None:
     os.chdir(last["folder"]) if Path(last["folder"]).is_dir() else None
     say("superformer " + " ".join(last["words"]), dim=True)
     sys.argv[1:] = last["words"]
+    provenance.began(last["words"])
     app(standalone_mode=False)
 
 
