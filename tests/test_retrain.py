@@ -91,7 +91,7 @@ def test_a_stopped_retraining_goes_on(run: Path) -> None:
     again = superformer(*words)
     assert "already trained" in again.stdout
     assert [line for line in first.stdout.splitlines() if "best  finetuned" in line] == [
-        line for line in again.stdout.splitlines() if "finetuned" in line
+        line for line in again.stdout.splitlines() if "best  finetuned" in line
     ]
     other = superformer(*words, "optimizer.lr=1")
     assert other.returncode == 2
@@ -130,4 +130,4 @@ def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> N
     right = total = 0
     for x, labels in data.eval_batches(pictures.test(), Run.open(tmp_path / "run").recipe().data, 32, 256):
         right, total = right + int((stored.net(x).argmax(1) == labels).sum()), total + len(labels)
-    assert done.rows[-1]["accuracy"] == pytest.approx(right / total)
+    assert done.rows[-1]["accuracy"] == pytest.approx(right / total, abs=2.5 / total)  # hardly trained: ties that rounding decides
