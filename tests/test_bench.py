@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from training import recipe
 
 from superformer import bench as module
+from superformer.alone import inherited
 from superformer.bench import bench, summary
 from superformer.build import model
 from superformer.cost.latency import Job, machine, measure_jobs
 from superformer.cost.runtimes import pictures, runners
 from superformer.errors import SuperformerError
-from superformer.retrain import inherited
 from superformer.run import Run
 from superformer.search.run import search
 from superformer.space import Space

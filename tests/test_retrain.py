@@ -12,8 +12,9 @@ from training import recipe, superformer
 
 import superformer as sf
 from superformer import data
+from superformer.alone import inherited
 from superformer.errors import SuperformerError
-from superformer.retrain import at_size, handed_over, inherited, retrain
+from superformer.retrain import at_size, handed_over, retrain
 from superformer.run import Run
 from superformer.search.run import search
 from superformer.stored import load_network

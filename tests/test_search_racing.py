@@ -16,7 +16,8 @@ from superformer.errors import SuperformerError
 from superformer.evaluation.moved import copies, number
 from superformer.evaluation.score import Score
 from superformer.search import method, pareto, racing
-from superformer.search.racing import Racing, race, split
+from superformer.search.options import Options, split
+from superformer.search.racing import race
 from superformer.search.scores import ranked
 
 SEARCHES = {
@@ -46,7 +47,7 @@ def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, mo
         while len(genes := own.ask()):
             told = known.scores[known.at(genes), : len(objectives)].copy()
             for part in np.array_split(np.arange(len(genes)), 3):
-                lost = race(Racing(racing=on), own, genes[part])
+                lost = race(Options(racing=on), own, genes[part])
                 if lost is not None:
                     out = told[part, 0] < lost.needed
                     told[part[out]] = np.nan
@@ -84,7 +85,7 @@ def test_ranks_are_accuracies_and_of_equals_the_lower_loss_is_first(given_):
 
 def test_words_of_a_race():
     own, rest = split({"racing": True, "margin": 2, "population": 4})
-    assert own == Racing(racing=True, margin=2.0)
+    assert own == Options(racing=True, margin=2.0)
     assert rest == {"population": 4}
     with pytest.raises(SuperformerError, match="margin"):
         split({"margin": -1})

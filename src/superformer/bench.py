@@ -8,8 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from superformer.run import Run
 from superformer.space.arch import Arch
 from superformer.spaces import models
 from superformer.stored import CONFIG, load_network
+from superformer.telling import doing, teller
 from superformer.trained import load_supernet
 
 BATCHES = (1, 32)
@@ -115,13 +115,20 @@ def _rows(
 ) -> list[dict[str, Any]]:
     who = [(named, runtime) for named in networks for runtime in runtimes]
     jobs = [Job(named.net, runtime, tuple(batches), named.img_size) for named, runtime in who]
-    with _shown(console) as tell:
+    log = (lambda text: None) if console.is_terminal else teller(console)
+    with doing(console) as tell:
+
+        def making(k: int) -> None:
+            text = f"making ready {k + 1} of {len(jobs)}: {who[k][0].name}, {who[k][1]}"
+            tell(text)
+            log(text)
+
         found = measure_jobs(
             jobs,
             threads=threads,
             seconds=seconds,
-            making=lambda k: tell(f"making ready {k + 1} of {len(jobs)}: {who[k][0].name}, {who[k][1]}", True),
-            progress=lambda done: tell(f"measuring all of them in turn: {100 * done:.0f} %", False),
+            making=making,
+            progress=lambda done: tell(f"measuring all of them in turn: {100 * done:.0f} %"),
             forgiving=True,
         )
     if all(isinstance(some, SuperformerError) for some in found):
@@ -141,16 +148,6 @@ def _times(timing: Timing) -> dict[str, float]:
 def _why(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "")[:200]
     return first if isinstance(error, SuperformerError) else f"{type(error).__name__}: {first}"
-
-
-@contextmanager
-def _shown(console: Console) -> Iterator[Callable[[str, bool], None]]:
-    """A live line on a terminal, else a line each time, if it matters (and is not only a percentage)."""
-    if console.is_terminal:
-        with console.status("") as status:
-            yield lambda text, matters: status.update(text)
-    else:
-        yield lambda text, matters: console.print(text, highlight=False, soft_wrap=True, markup=False) if matters else None
 
 
 # --- which networks ---

@@ -1,8 +1,7 @@
 """Retraining: the found network by itself, from its inherited weights or from scratch, at the same or a larger input size.
 
-A network is the supernet of a space with one point, so retraining is training (`superformer.train.loop`) with the recipe's ``retrain``
-changes, in ``DIR/retrained/KEY-WEIGHTS``. The result is ``DIR/model`` (`superformer.stored`); ``DIR/retrained.json`` compares inherited,
-fine-tuned and scratch on the test pictures (S3, figure 5).
+It is trained as `superformer.alone` does, with the recipe's ``retrain`` changes, in ``DIR/retrained/KEY-WEIGHTS``. The result is
+``DIR/model`` (`superformer.stored`); ``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the test pictures (S3, figure 5).
 """
 
 from __future__ import annotations
@@ -16,23 +15,19 @@ from typing import Any
 
 from rich.console import Console
 
-from superformer import data, files, provenance
+from superformer import files, provenance
+from superformer.alone import WEIGHTS, Weights, inherited, kept, prepared, save, single, trained
 from superformer.cost import cost
-from superformer.elastic.conv import recalibrate
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.evaluator import CALIBRATION, FEW, Evaluator
+from superformer.evaluation.opened import Opened
 from superformer.families.base import Network
 from superformer.part import word
 from superformer.recipes import Recipe, changed, overlaid
 from superformer.run import Run
-from superformer.space import point
 from superformer.space.arch import Arch, StageArch, Values
-from superformer.stored import Stored, load_network, save_network
-from superformer.train.loop import train
+from superformer.stored import CONFIG, Stored, load_network
 from superformer.train.world import World
 from superformer.trained import load_supernet
-
-WEIGHTS = ("finetuned", "scratch")
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,6 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     ``which``: best, smallest, largest, a key of the front, or a file. ``changes``: ``weights=scratch``, ``img_size=384`` and any setting of
     the recipe.
     """
-    shown = console or Console(quiet=True)
     run = Run.open(folder)
     run.trained()
     arch = run.arch(which)
@@ -57,18 +51,11 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     larger = at_size(arch, size)
     recipe = _recipe(run, larger, weights, rest)
     here = run.folder / "retrained" / f"{larger.key}-{weights}"
-    start = run.folder / "retrained" / f"{arch.key}-inherited"
-    world = World.join()
+    world, begun = World.join(), time.monotonic()
     if world.first:
         provenance.note(run.folder)
-    if world.first and not (start / "config.json").exists():
-        _save(run, inherited(run, arch), start)
-    world.wait()
-    if weights == "finetuned":
-        begun_with = Run(here).recipe().start if Run(here).recipe_file.exists() else recipe.start.model_copy(update={"network": str(start)})
-        recipe = recipe.model_copy(update={"start": begun_with})  # the same words, even if the run was moved since
-    begun = time.monotonic()
-    done = train(recipe, run.facts()["data"], here, console=shown)
+    start = kept(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
+    done = trained(run, recipe, here, start if weights == "finetuned" else None, console)
     if not world.first:
         return Retrained(run.folder / "model", [])
     rows = [
@@ -78,29 +65,18 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     return _keep(run, load_supernet(done.supernet_file), rows)
 
 
-def inherited(run: Run, arch: Arch) -> Network:
-    """A sub-network with the weights it has in the supernet; its batch norms are estimated on training pictures."""
-    net, recipe, size = load_supernet(run.supernet_file), run.recipe(), int(run.facts()["img_size"])
-    model = net.extract(arch).eval()
-    pictures = data.load(run.facts()["data"], recipe.data, size)
-    run.same_pictures(pictures.fingerprint)
-    if any(True for m in model.modules() if hasattr(m, "running_mean")):
-        recalibrate(model, (x for x, _ in data.eval_batches(pictures.train, recipe.data, size, FEW, limit=CALIBRATION * FEW)))
-    return model
-
-
 def handed_over(folder: str | Path, which: str | None = None) -> Stored:
     """The network that a run hands over: the retrained one, or a sub-network with its inherited weights."""
     run = Run.open(folder)
     if which is None:
-        if not (run.folder / "model" / "config.json").exists():
+        if not (run.folder / "model" / CONFIG).exists():
             raise SuperformerError(
                 f"{run.folder} has no retrained network yet: superformer retrain --run {run.folder}, or --arch best for inherited weights"
             )
         return load_network(run.folder / "model")
     run.trained()
     recipe, net = run.recipe(), inherited(run, run.arch(which))
-    return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, _prepared(run, net))
+    return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, prepared(run, net))
 
 
 def at_size(arch: Arch, size: int | None) -> Arch:
@@ -115,7 +91,7 @@ def at_size(arch: Arch, size: int | None) -> Arch:
     return replace(arch, resolution=size, stages=stages)
 
 
-def _own_words(run: Run, changes: Sequence[str]) -> tuple[str, int | None, list[str]]:
+def _own_words(run: Run, changes: Sequence[str]) -> tuple[Weights, int | None, list[str]]:
     """The way, the input size, and the words that change the recipe."""
     weights, size, rest = run.recipe().retrain.weights, None, []
     for text in changes:
@@ -133,7 +109,7 @@ def _own_words(run: Run, changes: Sequence[str]) -> tuple[str, int | None, list[
     return weights, size, rest
 
 
-def _recipe(run: Run, arch: Arch, weights: str, changes: Sequence[str]) -> Recipe:
+def _recipe(run: Run, arch: Arch, weights: Weights, changes: Sequence[str]) -> Recipe:
     """The recipe of the supernet, for one network: nothing to sample, no smaller one to teach, no gradients to join."""
     recipe = run.recipe()
     tree = recipe.model_dump(mode="json")
@@ -141,37 +117,13 @@ def _recipe(run: Run, arch: Arch, weights: str, changes: Sequence[str]) -> Recip
     larger = weights == "finetuned" and arch.resolution > run.facts()["img_size"]
     for part in (ways.finetuned if weights == "finetuned" else ways.scratch, ways.larger if larger else {}):
         tree = overlaid(tree, part)
-    single = {
-        "name": f"{recipe.name}-{weights}",
-        "space": json.loads(point(arch).to_json()),
-        "narrow": {},
-        "img_size": None,
-        "sharing": "ordinal",
-        "sampling": {"rule": "single"},
-        "gradients": {"rule": "sum", "clip": tree["gradients"]["clip"]},
-        "start": {},
-    }
-    tree = {**tree, **single, "loss": {**tree["loss"], "distill": "none"}, "train": {**tree["train"], "channel_sort": 0}}
-    return changed(tree, changes, f"{run.folder} retrained")
-
-
-def _save(run: Run, net: Network, folder: Path) -> None:
-    recipe = run.recipe()
-    save_network(net, folder, run.facts()["classes"], recipe.data.mean, recipe.data.std, **_prepared(run, net))
-
-
-def _prepared(run: Run, net: Network) -> dict[str, Any]:
-    """How pictures are cut: those that are not larger than the input lose no border (`superformer.data.frames`)."""
-    settings, size = run.recipe().data, net.space.smallest().resolution
-    pictures = data.load(run.facts()["data"], settings, size)
-    small = min(pictures.train.picture(0).shape[:2]) <= size
-    return {"crop": 1.0 if small else settings.crop, "interpolation": settings.interpolation}
+    return changed(single(tree, arch, weights), changes, f"{run.folder} retrained")
 
 
 def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds: float) -> dict[str, Any]:
-    arch, recipe = net.space.smallest(), run.recipe()
-    pictures = data.load(run.facts()["data"], recipe.data, arch.resolution)
-    accuracy = Evaluator.of(net, recipe, pictures, pictures.test(), arch.resolution)([arch])[0]
+    arch = net.space.smallest()
+    opened = Opened.of(run, net, arch.resolution)
+    accuracy = opened.judge(opened.pictures.test())([arch])[0]
     counted = cost(net.space, [arch], num_classes=net.num_classes)
     return {
         "name": name, "key": arch.key, "weights": weights, "accuracy": accuracy, "macs": int(counted.macs[0]),
@@ -185,6 +137,6 @@ def _keep(run: Run, net: Network, rows: list[dict[str, Any]]) -> Retrained:
     old = json.loads(table.read_text())["rows"] if table.exists() else []
     new = {(r["key"], r["weights"]) for r in rows}
     rows = [r for r in old if (r["key"], r["weights"]) not in new] + rows
-    _save(run, net, model)
+    save(run, net, model)
     files.write(table, json.dumps({"rows": rows}, indent=1))
     return Retrained(model, rows)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,6 +110,11 @@ class Run:
             raise RunError(
                 f"the supernet of {self.folder} is not trained yet: the words that began the run go on with it (superformer train ...)"
             )
+
+    def fingerprint(self) -> str:
+        """Of the supernet's file: results of other weights are never mixed in."""
+        with open(self.supernet_file, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     def same_pictures(self, fingerprint: str) -> None:
         """Refuse pictures that the run was not trained on."""

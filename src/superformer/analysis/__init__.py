@@ -16,16 +16,16 @@ from pydantic import Field
 from rich.console import Console
 
 from superformer import data, files
+from superformer.alone import inherited
 from superformer.analysis import attention, conflicts, correlation, latency, seeds, weights
 from superformer.analysis.distributions import distributions
 from superformer.analysis.standalone import Standalone, standalone
 from superformer.analysis.subject import Subject
 from superformer.errors import SuperformerError, nearest
 from superformer.part import Part
-from superformer.retrain import inherited
 from superformer.run import Run
-from superformer.search.task import fingerprint
 from superformer.space.arch import load_json
+from superformer.telling import teller
 
 FILE = "analysis.json"
 AT_ONCE = 16
@@ -87,8 +87,8 @@ def _attention(asked: _Asked) -> Any:
     subject = Subject.open(run.folder)
     arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
     parts = data.eval_batches(subject.pictures.search, subject.recipe.data, run.facts()["img_size"], AT_ONCE, limit=own.pictures)
-    net = inherited(run, arch).to(subject.world.device)  # its batch norms are its own
-    found = attention.reach(net, (x.to(subject.world.device) for x, _ in parts))
+    net = inherited(run, arch).to(subject.device)  # its batch norms are its own
+    found = attention.reach(net, (x.to(subject.device) for x, _ in parts))
     if not found:
         raise SuperformerError(f"no block of {arch.key} ({subject.space.family}) attends to places of the picture")
     return [{**row, "arch": arch.key} for row in found]
@@ -148,7 +148,7 @@ def analyse(
     for name in parts:
         if name not in PARTS:
             raise SuperformerError(f"unknown part {name!r} of an analysis: {nearest(name, PARTS)}")
-    asked = _Asked(run, settings, console, train)
+    asked, tell = _Asked(run, settings, console, train), teller(console)
     found: dict[str, Any] = {}
     for name in parts or CHEAP:
         try:
@@ -156,21 +156,16 @@ def analyse(
         except SuperformerError as error:
             if parts:
                 raise
-            _tell(console, f"{name}: left out ({error})")
+            tell(f"{name}: left out ({error})")
             continue
-        _tell(console, f"{name}: {told(name, found[name])}")
+        tell(f"{name}: {told(name, found[name])}")
         _keep(run, found)
     return _keep(run, found)
 
 
-def _tell(console: Console | None, text: str) -> None:
-    if console is not None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
 def _keep(run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
     """Write what was found beside what earlier analyses of the same supernet found."""
-    path, supernet = run.folder / FILE, fingerprint(run) if run.supernet_file.exists() else None
+    path, supernet = run.folder / FILE, run.fingerprint() if run.supernet_file.exists() else None
     old = load_json(path.read_text(), f"{path} (move it away if it is damaged)", SuperformerError) if path.exists() else {}
     whole = {**(old if old.get("supernet") == supernet else {}), **found, "supernet": supernet}
     files.write(path, json.dumps(whole, indent=1, allow_nan=False))

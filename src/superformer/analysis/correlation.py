@@ -23,12 +23,12 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from scipy import stats
 
-from superformer.analysis.progress import each
 from superformer.analysis.standalone import Standalone, standalone
 from superformer.analysis.subject import Subject
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.space.arch import Arch
 from superformer.space.exact import Exact
+from superformer.telling import each
 from superformer.units import amount
 
 Floats = NDArray[np.float64]

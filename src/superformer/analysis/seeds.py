@@ -20,17 +20,17 @@ from rich.console import Console
 
 from superformer.analysis.subject import Subject
 from superformer.errors import SuperformerError
-from superformer.evaluation.evaluator import TOGETHER
 from superformer.evaluation.score import Score
 from superformer.run import Run
 from superformer.search import pareto
 from superformer.search.options import Options
 from superformer.search.problem import Floats, alive
-from superformer.search.scores import judged, ranked
-from superformer.search.show import Progress
+from superformer.search.rounds import rounds, shown
 from superformer.search.task import Limits, ready
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch
+from superformer.telling import quiet
+from superformer.train.world import World
 
 MAXIMISE = (True, False)
 BUDGETS = 20
@@ -82,23 +82,12 @@ def searched(
     """The front of one search of a run with a seed, and of nothing else that its history knows. What the history knows is not evaluated
     again, and everything new is kept there; ``front.json`` stays as it is."""
     task = ready(subject.run, dict(limits or {}), which, Options(seed=seed), dict(changes or {}), lambda text: None)
-    problem, progress = task.problem, Progress(console or Console(quiet=True))
     archs: list[Arch] = []
     found: list[Score] = []
-    try:
-        with subject.run.lock(), subject.history() as history:
-            while len(asked := task.method.ask()):
-                for start in range(0, len(asked), TOGETHER):
-                    some = asked[start : start + TOGETHER]
-                    archs += problem.space.decode(some)
-                    scores, fresh = judged(archs[-len(some) :], subject.judge, history, subject.world)
-                    found += scores
-                    costs = problem.costs(some)
-                    columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in problem.objectives]
-                    task.method.tell(some, np.stack(columns, 1))
-                    progress.step(int(task.method.report["round"]), len(archs), fresh, max(s.accuracy for s in found))
-    finally:
-        progress.close()
+    with subject.run.lock(), subject.history() as history:
+        for told in shown(rounds(task, subject.judge(), history, World.join()), quiet(console)):
+            archs += told.archs
+            found += told.scores
     return Front.of(archs, np.asarray([score.accuracy for score in found]), np.asarray(subject.macs(archs), dtype=np.float64))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from superformer.analysis.progress import each
-from superformer.analysis.standalone import WAYS, Standalone, standalone
+from superformer.alone import WEIGHTS
+from superformer.analysis.standalone import Standalone, standalone
 from superformer.analysis.subject import Subject
 from superformer.space.arch import Arch
+from superformer.telling import each
 
 
 def compare(
@@ -22,5 +23,5 @@ def compare(
     rows = []
     for arch, score, macs in each(list(zip(archs, scores, costs, strict=True)), "training three ways", console):
         row: dict[str, Any] = {"key": arch.key, "macs": macs, "epochs": epochs, "inherited": score}
-        rows.append(row | {way: train(subject.run, arch, way, epochs) for way in WAYS})
+        rows.append(row | {way: train(subject.run, arch, way, epochs) for way in WEIGHTS})
     return rows

@@ -120,7 +120,8 @@ def resume(run: RunFolder) -> None:
     last = provenance.last(Path(run)) or provenance.last(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:
         raise SuperformerError(f"no command is noted in {run}: give the words that began it")
-    os.chdir(last["folder"]) if Path(last["folder"]).is_dir() else None
+    if Path(last["folder"]).is_dir():
+        os.chdir(last["folder"])
     say("superformer " + " ".join(last["words"]), dim=True)
     sys.argv[1:] = last["words"]
     provenance.began(last["words"])

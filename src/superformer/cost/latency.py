@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from superformer.cost.runtimes import RUNTIMES, Run, Size, home, onnxruntime, pictures, runners
-from superformer.cost.runtimes import evaluating as evaluating
 from superformer.errors import SuperformerError, nearest
 
 WARM_UP = 2

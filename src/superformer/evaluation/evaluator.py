@@ -38,6 +38,11 @@ def needs_recalibration(net: Network) -> bool:
     return net.space.size > 1 and any(isinstance(m, BatchNorm) for m in net.modules())
 
 
+def sides_of(net: Network, recipe: Recipe) -> tuple[str, ...]:
+    """Those of bilateral sharing that a recipe trains, and so judges."""
+    return net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
+
+
 class Evaluator:
     """Accuracy and loss on fixed pictures.
 
@@ -92,9 +97,8 @@ class Evaluator:
                     yield copy_, labels
 
         calibration = [x for x, _ in batches(pictures.train, FEW, CALIBRATION * FEW)] if needs_recalibration(net) else []
-        sides = net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
         known = len(part) if limit is None else min(limit, len(part))
-        return Evaluator(net, judged, calibration, sides, known * (number(recipe.data, img_size) if moved else 1))
+        return Evaluator(net, judged, calibration, sides_of(net, recipe), known * (number(recipe.data, img_size) if moved else 1))
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """The accuracy of each architecture."""

@@ -10,14 +10,13 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superformer import files
 from superformer.errors import SuperformerError, nearest
+from superformer.telling import doing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,9 +52,9 @@ def export(stored: Stored, out: str | Path, to: str, console: Console | None = N
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
-        with _saying(console, f"writing the {to} export"):
+        with doing(console, f"writing the {to} export"):
             form.write(stored, partial)
-        with _saying(console, f"proving it: read back by {TOOLS[to]}"):
+        with doing(console, f"proving it: read back by {TOOLS[to]}"):
             batches = proof.random_batches(stored, seed)
             theirs = form.answers(partial, batches)
             proven = proof.prove(list(partial.iterdir()), proof.logits(stored, batches), theirs, f"superformer and {TOOLS[to]}")
@@ -91,16 +90,3 @@ def _place(partial: Path, out: Path) -> tuple[Path, ...]:
             for name in names:
                 os.replace(partial / name, out / name)
     return tuple(out / name for name in names)
-
-
-@contextmanager
-def _saying(console: Console | None, what: str) -> Iterator[None]:
-    """What is being done: live on a terminal, a line elsewhere."""
-    if console is None:
-        yield
-    elif console.is_terminal:
-        with console.status(what):
-            yield
-    else:
-        console.print(what)
-        yield

@@ -73,7 +73,7 @@ def random_batches(stored: Stored, seed: int) -> list[Tensor]:
 @contextmanager
 def on_cpu(stored: Stored) -> Iterator[None]:
     """The network in eval mode on the CPU, without gradients; everything is as before afterwards."""
-    from superformer.cost.latency import evaluating
+    from superformer.cost.runtimes import evaluating
 
     home = next((p.device for p in stored.net.parameters()), torch.device("cpu"))
     with evaluating(stored.net), torch.no_grad():

@@ -13,18 +13,14 @@ from rich.console import Console
 from superformer import files
 from superformer.report.inputs import read
 from superformer.report.page import rendered
+from superformer.telling import teller
 
 NAME = "report.html"
 
 
 def write(folder: str | Path, console: Console | None = None) -> Path:
     """Write ``DIR/report.html`` with whatever the run has so far; nothing else in the run is changed."""
-    shown = console or Console(quiet=True)
-
-    def tell(text: str) -> None:
-        shown.print(text, highlight=False, soft_wrap=True, markup=False)
-
     inputs = read(folder)
     path = inputs.run.folder / NAME
-    files.write(path, rendered(inputs, tell))
+    files.write(path, rendered(inputs, teller(console)))
     return path

@@ -11,7 +11,6 @@ from superformer.cost.latency_table import LatencyTable
 from superformer.errors import StoppedError, SuperformerError
 from superformer.recipes import Recipe
 from superformer.run import Run
-from superformer.search.task import fingerprint
 from superformer.space import Space
 
 Row = dict[str, Any]
@@ -106,7 +105,7 @@ def _analysis(run: Run) -> Row:
     """Empty if it is that of another supernet."""
     found = _object(run.folder / "analysis.json")
     known = found.get("supernet")
-    return found if known is None or (run.supernet_file.exists() and known == fingerprint(run)) else {}
+    return found if known is None or (run.supernet_file.exists() and known == run.fingerprint()) else {}
 
 
 def _rows(found: object) -> list[Row]:

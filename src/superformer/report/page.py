@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -17,11 +16,12 @@ from superformer.report.points import points
 from superformer.report.section import Section
 from superformer.sketch import SQUARES, WIDTHS
 from superformer.svg import DARK, LIGHT
+from superformer.telling import Tell
 
 SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
 
 
-def rendered(inputs: Inputs, tell: Callable[[str], None] = lambda words: None) -> str:
+def rendered(inputs: Inputs, tell: Tell = lambda words: None) -> str:
     """The report of a run as HTML text."""
     known = points(inputs, tell)
     chosen: dict[str, Any] | None = None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +17,8 @@ from superformer.report.inputs import Inputs
 from superformer.report.words import COSTS
 from superformer.run import Run
 from superformer.search.history import History, Record
-from superformer.search.task import fingerprint
 from superformer.space.arch import Arch
+from superformer.telling import Tell
 
 Floats = NDArray[np.float64]
 MOST = 8000
@@ -76,7 +74,7 @@ class Points:
         }
 
 
-def points(inputs: Inputs, tell: Callable[[str], None] = lambda text: None) -> Points | None:
+def points(inputs: Inputs, tell: Tell = lambda text: None) -> Points | None:
     """What the history knows of the run's supernet, on the pictures of its last search; None if nothing was evaluated."""
     records = history(inputs.run, inputs.front.get("weights"))
     if not records:
@@ -98,19 +96,14 @@ def history(run: Run, weights: str | None = None) -> list[Record]:
     """The evaluations of these weights (or of the supernet that is there); of several sets of pictures, the one searched last."""
     if not run.history_file.exists():
         return []
-    History(run.history_file, "", "", readonly=True).close()  # a damaged file, or another program's, is told here
-    wanted = weights or (fingerprint(run) if run.supernet_file.exists() else "")
-    query = """SELECT weights, split FROM subjects LEFT JOIN searches ON searches.subject = subjects.id WHERE weights = ?
-               ORDER BY COALESCE(searches.time, 0) DESC, subjects.id DESC LIMIT 1"""
-    with closing(sqlite3.connect(f"{run.history_file.absolute().as_uri()}?mode=ro", uri=True, timeout=60)) as db:
-        found = db.execute(query, (wanted,)).fetchone()
-    if found is None:
+    opened = History.latest(run.history_file, weights or (run.fingerprint() if run.supernet_file.exists() else ""))
+    if opened is None:
         return []
-    with History(run.history_file, *found, readonly=True) as opened:
+    with opened:
         return opened.all()
 
 
-def _costs(inputs: Inputs, records: Sequence[Record], tell: Callable[[str], None]) -> dict[str, Floats]:
+def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, Floats]:
     """MACs and parameters of all; latency and throughput as the run's tables predict them; other costs where the front tells them."""
     costs = {name: np.asarray([r.values.get(name, np.nan) for r in records]) for name in COSTS}
     table, large = inputs.table, inputs.large

@@ -9,52 +9,43 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from superformer import data, files, provenance
+from superformer import files, provenance
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.evaluator import Evaluator
+from superformer.evaluation.opened import Opened
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
-from superformer.search.history import History
-from superformer.search.scores import accuracies, split_of
+from superformer.search.scores import accuracies, history_of
 from superformer.search.settings import Evolve
 from superformer.search.space_evolution import Trend, dimensions, et_error, evolved, trend
-from superformer.search.task import fingerprint
 from superformer.search.trace import draw
 from superformer.space import Space
+from superformer.telling import Tell, teller
 from superformer.train.loop import train
 from superformer.train.world import World
-from superformer.trained import load_supernet
-
-Tell = Callable[[str], None]
 
 
 def evolve_space(recipe: Recipe | str, spec: str, folder: str | Path, *changes: str, console: Console | None = None) -> dict[str, Any]:
     """Evolve the space of a recipe on pictures; returns the trace, which is also in ``evolution.json``."""
     settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-    shown = console or Console(quiet=True)
+    tell = teller(console)
     folder, space = Path(folder), space_of(settings)
     known = {d.name for d in dimensions(space)}
     if strange := set(settings.evolve.gamma) - known - set(Evolve().gamma):
         raise SuperformerError(f"evolve.gamma has a step for {min(strange)!r}, which is no dimension: {nearest(min(strange), known)}")
     if World.join().size > 1:
         raise SuperformerError("evolve-space runs in one process; train and search take several")
-
-    def tell(text: str) -> None:
-        shown.print(text, highlight=False, soft_wrap=True, markup=False)
-
     trace: list[dict[str, Any]] = []
     for t in range(settings.evolve.rounds + 1):
         last = t == settings.evolve.rounds
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
-        run = train(_for(settings, space, folder, t), spec, here, console=shown)
+        run = train(_for(settings, space, folder, t), spec, here, console=console)
         provenance.note(folder)
         entry, trends = _measure(run, settings, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
@@ -82,15 +73,13 @@ def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
 
 def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], list[Trend]]:
     """The E-T error of a space and of the sub-spaces of each dimension's values, in percent."""
-    own, space, facts = recipe.evolve, run.space(), run.facts()
-    pictures = data.load(facts["data"], recipe.data, facts["img_size"])
-    net = load_supernet(run.supernet_file)
-    judge = Evaluator.of(net, recipe, pictures, pictures.search, facts["img_size"])
-    with History(run.history_file, fingerprint(run), split_of(judge, pictures.search.fingerprint, None)) as history:
+    own, opened = recipe.evolve, Opened.of(run)
+    space, judge, classes = opened.space, opened.judge(), opened.net.num_classes
+    with history_of(opened) as history:
 
         def errors(part: Space, seed: int) -> list[float]:
             limit = None if own.macs_max is None else (None, own.macs_max)
-            archs = part.sample(own.samples, np.random.default_rng([recipe.seed, 5, seed]), macs=limit, num_classes=net.num_classes)
+            archs = part.sample(own.samples, np.random.default_rng([recipe.seed, 5, seed]), macs=limit, num_classes=classes)
             return [100 * (1 - a) for a in accuracies(archs, judge, history, World(), kind="space")[0]]
 
         whole = errors(space, 0)

@@ -13,11 +13,12 @@ from superformer.evaluation.evaluator import Evaluator
 from superformer.evaluation.score import Score
 from superformer.search import pareto
 from superformer.search.history import Evaluation, History, Record
-from superformer.search.measured import Row, Tell, best_measured, measured
+from superformer.search.measured import Row, best_measured, measured
 from superformer.search.scores import FINALISTS, ranked
 from superformer.search.show import say
 from superformer.search.task import Task
 from superformer.space.arch import Arch
+from superformer.telling import Tell
 
 AGAIN = "moved_"
 """What the names of the values on more pictures begin with."""
@@ -71,7 +72,13 @@ def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> 
             + "  ".join(f"{say(name, own[name])} {name}{measured(own, name)}" for name in costs)
             + ("  <- best" if own is chosen else "")
         )
-    return {**task.settings, "weights": task.weights, "evaluated": len(archs), "best": chosen["key"] if chosen else None, "front": shown}
+    return {
+        **task.settings,
+        "weights": task.run.fingerprint(),
+        "evaluated": len(archs),
+        "best": chosen["key"] if chosen else None,
+        "front": shown,
+    }
 
 
 def _score(values: Mapping[str, float], which: str = "") -> Score:

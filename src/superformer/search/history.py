@@ -12,7 +12,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -102,6 +102,15 @@ class History:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def latest(cls, path: str | Path, weights: str) -> Self | None:
+        """To read: of these weights, on the pictures that they were searched with last; None if the file knows nothing of them."""
+        query = """SELECT split FROM subjects LEFT JOIN searches ON searches.subject = subjects.id WHERE weights = ?
+                   ORDER BY COALESCE(searches.time, 0) DESC, subjects.id DESC LIMIT 1"""
+        with closing(_reader(Path(path))) as db, _told(Path(path)):
+            found = db.execute(query, (weights,)).fetchone()
+        return None if found is None else cls(path, weights, found[0], readonly=True)
 
     def _find_subject(self, weights: str, split: str) -> int | None:
         with _told(self.path):

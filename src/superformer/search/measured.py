@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from superformer.cost.latency_table import LatencyTable
 from superformer.search.problem import say
 from superformer.search.task import Task
 from superformer.space.arch import Arch
+from superformer.telling import Tell
 
 AT_ONCE = 6
 """Networks that are measured in turn: the best first, until one meets the limits."""
@@ -22,7 +23,6 @@ KEYS = {"latency": "measured", "throughput": "measured_throughput"}
 """Under which name a row has what was measured."""
 
 Row = dict[str, Any]
-Tell = Callable[[str], None]
 
 
 def measured(row: Row, name: str) -> str:

@@ -17,6 +17,8 @@ class Options(Part):
     objectives: tuple[str, ...] | None = Field(None, description="accuracy first, then others; by default those that are limited, or macs")
     seed: int = Field(0, ge=0)
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
+    racing: bool = Field(False, description="stop candidates that cannot reach the front any more (superformer.search.racing)")
+    margin: float | None = Field(None, ge=0, description="races: or probably cannot, by so many standard errors; none: for sure")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")
     runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency and throughput: what runs the networks")
     batch: int = Field(1, ge=1, description="latency: pictures at once")

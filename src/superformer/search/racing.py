@@ -6,34 +6,19 @@ front as without. What was stopped is told to the method as not evaluated, and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from pydantic import Field
 
 from superformer.evaluation.score import Race
-from superformer.part import Part
 from superformer.search import pareto
 from superformer.search.method import Method, Proposer
+from superformer.search.options import Options
 from superformer.search.scores import FINALISTS
 from superformer.space import Genes
 
 
-class Racing(Part):
-    racing: bool = Field(False, description="stop candidates that cannot reach the front any more")
-    margin: float | None = Field(None, ge=0, description="or probably not, by so many standard errors; none: for sure")
-
-
-def split(changes: Mapping[str, Any]) -> tuple[Racing, dict[str, Any]]:
-    """The settings of races among ``key=value`` words, and the others."""
-    own = {k: v for k, v in changes.items() if k in Racing.model_fields}
-    return Racing.read(own, "search"), {k: v for k, v in changes.items() if k not in own}
-
-
-def race(own: Racing, method: Method, genes: Genes) -> Race | None:
+def race(options: Options, method: Method, genes: Genes) -> Race | None:
     """What candidates must be able to reach, from all that the method was told so far."""
-    if not own.racing or not isinstance(method, Proposer):
+    if not options.racing or not isinstance(method, Proposer):
         return None
     ledger, problem = method.ledger, method.problem
     known = ledger.scores[ledger.valid]
@@ -42,4 +27,4 @@ def race(own: Racing, method: Method, genes: Genes) -> Race | None:
     front = pareto.reach(known, columns, problem.maximise, 1)
     final = ledger.best(FINALISTS)
     last = ledger.scores[final[-1], 0] if len(final) == FINALISTS else -np.inf
-    return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), own.margin)
+    return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), options.margin)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from superformer.cost import cost
-from superformer.evaluation.evaluator import Evaluator
+from superformer.evaluation.evaluator import Evaluator, sides_of
+from superformer.evaluation.opened import Opened
 from superformer.evaluation.score import Race, Score
 from superformer.evaluation.tree import alike
 from superformer.search.history import Evaluation, History
@@ -101,6 +102,8 @@ def ranked(scores: Sequence[Score]) -> Floats:
     return found
 
 
-def split_of(judge: Evaluator, pictures: str, limit: int | None) -> str:
-    """The fingerprint of what candidates are judged by: the pictures, how many of them, and which sides."""
-    return f"{pictures}:{limit}:{','.join(judge.sides)}"
+def history_of(opened: Opened, limit: int | None = None, readonly: bool = False) -> History:
+    """What is known of a run's supernet on its search split, or on the first ``limit`` pictures of it."""
+    sides = ",".join(sides_of(opened.net, opened.recipe))
+    split = f"{opened.pictures.search.fingerprint}:{limit}:{sides}"
+    return History(opened.run.history_file, opened.run.fingerprint(), split, readonly=readonly)

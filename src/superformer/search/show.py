@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,13 +10,12 @@ from rich.console import Console
 from rich.live import Live
 
 from superformer.search.problem import Problem, say
+from superformer.telling import Clock, teller
 
 __all__ = ["Progress", "forecast", "say"]
 
 DRAWS = 2000
 """Random networks that tell how costs spread."""
-LINES = 10.0
-"""Seconds between the lines of a log."""
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
 
@@ -44,7 +42,7 @@ class Progress:
     """A live line on a terminal, else a line every so often."""
 
     def __init__(self, console: Console):
-        self.console, self.start, self.told, self.fresh = console, time.monotonic(), time.monotonic(), 0
+        self.console, self.clock, self.fresh = console, Clock(), 0
         self.live = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
         if self.live is not None:
             self.live.start()
@@ -52,14 +50,13 @@ class Progress:
     def step(self, round_: int, known: int, fresh: int, best: float | None) -> None:
         """``known`` evaluations in all, ``fresh`` of them made now."""
         self.fresh += fresh
-        speed = self.fresh / max(time.monotonic() - self.start, 1e-9)
+        speed = self.fresh / max(self.clock.seconds, 1e-9)
         text = f"round {round_}: {known} candidates, {self.fresh} evaluated now ({speed:.3g} a second)"
         text += "" if best is None else f", best {100 * best:.2f} %"
         if self.live is not None:
             self.live.update(text)
-        elif time.monotonic() - self.told >= LINES:
-            self.told = time.monotonic()
-            self.console.print(text, highlight=False, soft_wrap=True)
+        elif self.clock.due():
+            teller(self.console)(text)
 
     def close(self) -> None:
         if self.live is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from superformer.search.options import Options
 from superformer.search.problem import Floats, Objective, Problem
 from superformer.search.settings import resolve
 from superformer.space import Genes
+from superformer.telling import Tell
 from superformer.train.world import World
 from superformer.trained import load_supernet
 
@@ -33,16 +33,15 @@ class Task:
     net: Network
     problem: Problem
     method: Method
+    options: Options
     settings: dict[str, Any]
     table: LatencyTable | None
     """Of latencies."""
     throughput: LatencyTable | None
     """Of the time of large batches."""
-    weights: str
-    """The fingerprint of the supernet."""
 
 
-def ready(run: Run, limits: Limits, which: str | None, options: Options, changes: Mapping[str, Any], tell: Callable[[str], None]) -> Task:
+def ready(run: Run, limits: Limits, which: str | None, options: Options, changes: Mapping[str, Any], tell: Tell) -> Task:
     """Everything but the pictures; unknown words and limits that nobody can meet are refused here."""
     recipe = run.recipe()
     own = recipe.search.model_dump() if which in (None, recipe.search.method) else {}
@@ -73,21 +72,15 @@ def ready(run: Run, limits: Limits, which: str | None, options: Options, changes
         "objectives": list(sought),
         "limits": {name: [v if math.isfinite(v) else None for v in ends] for name, ends in limits.items()},
     }
-    return Task(run, net, problem, method(problem, chosen), settings, table, large, fingerprint(run))
+    return Task(run, net, problem, method(problem, chosen), options, settings, table, large)
 
 
-def fingerprint(run: Run) -> str:
-    """Of a supernet's file."""
-    with open(run.supernet_file, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _memory(run: Run, net: Network, options: Options, tell: Callable[[str], None]) -> MemoryTable:
+def _memory(run: Run, net: Network, options: Options, tell: Tell) -> MemoryTable:
     tell("following networks through a pass to count their memory")
     return MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], seed=options.seed)
 
 
-def _table(run: Run, net: Network, options: Options, batch: int, tell: Callable[[str], None]) -> LatencyTable:
+def _table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
     """The run's table of latencies, measured now if there is none that holds here. The first process measures for all."""
     path = run.folder / f"latency-{options.runtime}-{options.threads}-{batch}.json"
     world = World.join()
@@ -106,7 +99,7 @@ def _table(run: Run, net: Network, options: Options, batch: int, tell: Callable[
     return LatencyTable.load(path, threads=options.threads, runtime=options.runtime, batch=batch)
 
 
-def _stored(path: Path, options: Options, batch: int, tell: Callable[[str], None]) -> LatencyTable | None:
+def _stored(path: Path, options: Options, batch: int, tell: Tell) -> LatencyTable | None:
     """A table that was measured before, if it holds here."""
     if not path.exists():
         return None

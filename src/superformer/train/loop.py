@@ -19,6 +19,7 @@ from superformer.interrupt import deferred
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
 from superformer.space import Space
+from superformer.telling import Tell, quiet, teller
 from superformer.train import checkpoint, state, watch
 from superformer.train.order import sort_channels
 from superformer.train.prepare import prepare
@@ -36,7 +37,7 @@ def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: st
     world = World.join()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-        return _train(settings, data_spec, Path(folder), world, console or Console(quiet=True))
+        return _train(settings, data_spec, Path(folder), world, quiet(console))
     finally:
         world.leave()
 
@@ -51,7 +52,7 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run = Run(folder)
     run.check(recipe, facts)
-    loop = _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, console if world.first else Console(quiet=True))
+    loop = _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, quiet(console if world.first else None))
     trainer = loop.prepare()  # what is wrong with the settings is found before anything is written
     with run.lock() if world.first else nullcontext():
         if world.first:
@@ -72,20 +73,22 @@ class _Loop:
     world: World
     console: Console
     steps: int = field(init=False)
+    tell: Tell = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = max(1, round(self.recipe.train.epochs * self.steps_per_epoch))
+        self.tell = teller(self.console)
 
     def prepare(self) -> Trainer:
         return prepare(
             self.recipe, self.space, self.pictures.classes, self.steps, self.steps_per_epoch, self.world,
-            begins=not checkpoint.listed(self.run.checkpoints), tell=self._say,
+            begins=not checkpoint.listed(self.run.checkpoints), tell=self.tell,
         )  # fmt: skip
 
     def go(self, trainer: Trainer) -> Run:
         done = self._resume(trainer)
         if done >= self.steps and self.run.supernet_file.exists():
-            self._say(f"{self.run.folder} is already trained ({self.steps} steps)")
+            self.tell(f"{self.run.folder} is already trained ({self.steps} steps)")
             return self.run
         self._steps(trainer, done)
         if self.world.first:
@@ -93,9 +96,6 @@ class _Loop:
             save_supernet(trainer.best, self.run.supernet_file, self.pictures.classes, **facts)
         self.world.wait()
         return self.run
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _sort(self, trainer: Trainer) -> None:
         """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance; the optimiser's
@@ -110,11 +110,11 @@ class _Loop:
             warnings.simplefilter("always")
             found = checkpoint.latest(self.run.checkpoints)
         for warning in told:
-            self._say(f"warning: {warning.message}")
+            self.tell(f"warning: {warning.message}")
         if found is None:
             return 0
         state.restore(trainer, found)
-        self._say(f"going on after step {found.step} of {self.steps}")
+        self.tell(f"going on after step {found.step} of {self.steps}")
         return found.step
 
     def _steps(self, trainer: Trainer, done: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from superformer.build import supernet
@@ -14,6 +14,7 @@ from superformer.recipes.settings import Start
 from superformer.run import Run
 from superformer.space import Space
 from superformer.stored import load_network
+from superformer.telling import Tell
 from superformer.timm_weights import from_timm
 from superformer.train import start, teachers
 from superformer.train.step import Trainer
@@ -29,7 +30,7 @@ def prepare(
     steps_per_epoch: int,
     world: World,
     begins: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
 ) -> Trainer:
     """The trainer of a run that begins, or (without weights to start from) of one that goes on."""
     words: dict[str, Any] = {}

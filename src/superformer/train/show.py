@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from superformer import files
-
-LINES = 10.0
-"""Seconds between the lines of a log."""
+from superformer.telling import Clock, teller
 
 
 class Metrics:
@@ -90,8 +87,7 @@ class Display:
     """Progress: a bar on a terminal, else a line every so often."""
 
     def __init__(self, console: Console, total: int, done: int):
-        self.console, self.total, self.begun, self.start = console, total, done, time.monotonic()
-        self.told = self.start
+        self.console, self.total, self.begun, self.clock = console, total, done, Clock()
         self.progress: Progress | None = None
         if console.is_terminal:
             self.progress = Progress(
@@ -107,20 +103,19 @@ class Display:
 
     def left(self, done: int) -> float:
         """Seconds that remain, at the speed so far."""
-        return (time.monotonic() - self.start) / max(done - self.begun, 1) * (self.total - done)
+        return self.clock.seconds / max(done - self.begun, 1) * (self.total - done)
 
     def step(self, done: int, **values: float) -> None:
         said = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         said += f"  {_clock(self.left(done))} left"
         if self.progress is not None:
             self.progress.update(self.task, completed=done, said=said)
-        elif time.monotonic() - self.told >= LINES or done == self.total:
-            self.told = time.monotonic()
-            self.console.print(f"step {done} of {self.total}  {said}", highlight=False, soft_wrap=True)
+        elif self.clock.due() or done == self.total:
+            teller(self.console)(f"step {done} of {self.total}  {said}")
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        (self.progress.console if self.progress is not None else self.console).print(text, highlight=False, soft_wrap=True, markup=False)
+        teller(self.progress.console if self.progress is not None else self.console)(text)
 
     def close(self) -> None:
         if self.progress is not None:

@@ -1,0 +1,93 @@
+"""One sub-network of a run by itself: with its inherited weights, or trained alone.
+
+A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with the run's recipe where
+nothing is left to draw: no sampling, no smaller networks to teach, no gradients to join.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rich.console import Console
+
+from superformer import data
+from superformer.elastic.conv import recalibrate
+from superformer.evaluation.evaluator import CALIBRATION, FEW
+from superformer.evaluation.opened import Opened
+from superformer.families.base import Network
+from superformer.recipes import Recipe
+from superformer.run import Run
+from superformer.space import point
+from superformer.space.arch import Arch
+from superformer.stored import CONFIG, save_network
+from superformer.train.loop import train
+from superformer.train.world import World
+
+Weights = Literal["finetuned", "scratch"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+"""How a network begins: with the weights it inherits from the supernet, or with new ones."""
+
+
+def inherited(run: Run, arch: Arch) -> Network:
+    """A sub-network with the weights it has in the supernet; its batch norms are estimated on training pictures."""
+    opened = Opened.of(run)
+    model = opened.net.extract(arch).eval()
+    if any(hasattr(m, "running_mean") for m in model.modules()):
+        train = data.eval_batches(opened.pictures.train, opened.recipe.data, opened.img_size, FEW, limit=CALIBRATION * FEW)
+        recalibrate(model, (x for x, _ in train))
+    return model
+
+
+def save(run: Run, net: Network, folder: Path) -> None:
+    """Write a network (`superformer.stored`) with what its user must know of the run: classes, and how pictures are prepared."""
+    settings = run.recipe().data
+    save_network(net, folder, run.facts()["classes"], settings.mean, settings.std, **prepared(run, net))
+
+
+def prepared(run: Run, net: Network) -> dict[str, Any]:
+    """How pictures are cut: those that are not larger than the input lose no border (`superformer.data.frames`)."""
+    settings, size = run.recipe().data, net.space.smallest().resolution
+    pictures = data.load(run.facts()["data"], settings, size)
+    small = min(pictures.train.picture(0).shape[:2]) <= size
+    return {"crop": 1.0 if small else settings.crop, "interpolation": settings.interpolation}
+
+
+def single(recipe: Mapping[str, Any], arch: Arch, weights: Weights) -> dict[str, Any]:
+    """A recipe, as a tree, for one network at its own input size."""
+    return {
+        **recipe,
+        "name": f"{recipe['name']}-{weights}",
+        "space": json.loads(point(arch).to_json()),
+        "narrow": {},
+        "img_size": None,
+        "sharing": "ordinal",
+        "sampling": {"rule": "single"},
+        "gradients": {"rule": "sum", "clip": recipe["gradients"]["clip"]},
+        "loss": {**recipe["loss"], "distill": "none"},
+        "train": {**recipe["train"], "channel_sort": 0},
+        "start": {},
+    }
+
+
+def kept(run: Run, arch: Arch, folder: Path) -> Path:
+    """The folder of a sub-network with its inherited weights, written now if there is none."""
+    world = World.join()
+    if world.first and not (folder / CONFIG).exists():
+        save(run, inherited(run, arch), folder)
+    world.wait()
+    return folder
+
+
+def trained(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
+    """Train the network of a recipe (see `single`) in ``home``, from the weights of the network in ``start`` if there is one.
+
+    Killed, the same call goes on.
+    """
+    own = Run(home)
+    if start is not None:
+        begun = own.recipe().start if own.recipe_file.exists() else recipe.start.model_copy(update={"network": str(start)})
+        recipe = recipe.model_copy(update={"start": begun})  # the same words, even if the run was moved since
+    return train(recipe, run.facts()["data"], home, console=console)

@@ -1,0 +1,45 @@
+"""A trained run, opened: its supernet (or another network trained on its pictures), its pictures, and how they are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from superformer import data
+from superformer.evaluation.evaluator import Evaluator
+from superformer.families.base import Network
+from superformer.recipes import Recipe
+from superformer.run import Run
+from superformer.space import Space
+from superformer.trained import load_supernet
+
+
+@dataclass(frozen=True)
+class Opened:
+    run: Run
+    recipe: Recipe
+    net: Network
+    pictures: data.DataSet
+    img_size: int
+    device: torch.device | None = None
+
+    @classmethod
+    def of(cls, run: Run, net: Network | None = None, img_size: int | None = None, device: torch.device | None = None) -> Self:
+        """``net``: if not the run's supernet; ``img_size``: if not that of its training. Pictures that changed since are refused."""
+        run.trained()
+        recipe, size = run.recipe(), img_size or int(run.facts()["img_size"])
+        pictures = data.load(run.facts()["data"], recipe.data, size)
+        run.same_pictures(pictures.fingerprint)
+        own = net or load_supernet(run.supernet_file)
+        return cls(run, recipe, own.to(device), pictures, size, device)
+
+    @property
+    def space(self) -> Space:
+        return self.net.space
+
+    def judge(self, part: data.Pictures | None = None, limit: int | None = None, moved: bool = False) -> Evaluator:
+        """Of sub-networks, on the search split or on another ``part`` of the pictures."""
+        judged = self.pictures.search if part is None else part
+        return Evaluator.of(self.net, self.recipe, self.pictures, judged, self.img_size, limit, self.device, moved)
