@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from strategies import spaces
-from training import recipe
 
 import superformer as sf
 from superformer import analysis
@@ -26,7 +25,6 @@ from superformer.evaluation.evaluator import Evaluator
 from superformer.search.run import search
 from superformer.space import Space, Stage
 from superformer.stored import load_network
-from superformer.train.loop import train
 
 numbers = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 
@@ -178,58 +176,45 @@ def test_latency_of_a_front():
 # --- a run ---
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    train(recipe(folder), "digits", folder / "run", "watch.conflicts=5")
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    shutil.copytree(trained, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def evaluations(run: Path) -> int:
     return int(sqlite3.connect(run / "history.db").execute("SELECT COUNT(*) FROM evaluations").fetchone()[0])
 
 
-def test_what_is_cheap(run: Path) -> None:
+def test_what_is_cheap(trained: Path) -> None:
     told = Console(record=True, width=300, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    found = analysis.analyse(run, told)
+    found = analysis.analyse(trained, told)
     assert set(found) == {"conflicts", "supernet"}
-    assert found == json.loads((run / "analysis.json").read_text())
+    assert found == json.loads((trained / "analysis.json").read_text())
     assert {row["epoch"] for row in found["conflicts"]} == {1, 2}
     assert "distributions: left out (no random network" in told.export_text()
-    assert not (run / "history.db").exists()
+    assert not (trained / "history.db").exists()
 
 
-def test_distributions_of_spaces(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, run / "spaces" / "0")
-    found = analysis.analyse(run, parts=["distributions"], changes={"samples": 8})["distributions"]
+def test_distributions_of_spaces(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, trained / "spaces" / "0")
+    found = analysis.analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"]
     assert [one["name"] for one in found] == ["space 0", "space 1"]
     assert found[0]["errors"] == found[1]["errors"] == sorted(found[0]["errors"])
-    subject = Subject.open(run)
+    subject = Subject.open(trained)
     archs = subject.space.sample(8, np.random.default_rng([0, 6]))
     want = sorted(100 * (1 - a) for a in Evaluator.of(subject.net, subject.recipe, subject.pictures, subject.pictures.search, 16)(archs))
     assert found[1]["errors"] == pytest.approx(want)
-    count = evaluations(run)
+    count = evaluations(trained)
     assert sorted(known(subject)) == pytest.approx(
         sorted({a.path: e for a, e in zip(archs, want_of(subject, archs), strict=True)}.values())
     )
-    assert analysis.analyse(run, parts=["distributions"], changes={"samples": 8})["distributions"] == found
-    assert evaluations(run) == count
-    assert [d.name for d in distributions(run)] == ["space 0", "space 1"]
+    assert analysis.analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"] == found
+    assert evaluations(trained) == count
+    assert [d.name for d in distributions(trained)] == ["space 0", "space 1"]
 
 
 def want_of(subject: Subject, archs: list[sf.Arch]) -> list[float]:
     return [100 * (1 - a) for a in subject.inherited(archs)]
 
 
-def test_supernet_against_macs(run: Path) -> None:
-    found = analysis.analyse(run, parts=["budgets"], changes={"architectures": 9, "groups": 3})["budgets"]
-    space = sf.Run.open(run).space()
+def test_supernet_against_macs(trained: Path) -> None:
+    found = analysis.analyse(trained, parts=["budgets"], changes={"architectures": 9, "groups": 3})["budgets"]
+    space = sf.Run.open(trained).space()
     macs = [point[0] for point in found["points"]]
     assert len(set(macs)) > 3
     assert [group["n"] for group in found["groups"]] == [3, 3, 3]
@@ -237,30 +222,30 @@ def test_supernet_against_macs(run: Path) -> None:
     edges = np.linspace(least, most, 4)
     assert [int(np.searchsorted(edges[1:-1], m, side="right")) for m in macs] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     with pytest.raises(sf.SuperformerError, match="cannot be drawn in 5 groups"):
-        analysis.analyse(run, parts=["budgets"], changes={"architectures": 3, "groups": 5})
+        analysis.analyse(trained, parts=["budgets"], changes={"architectures": 3, "groups": 5})
 
 
-def test_stand_alone_networks(run: Path) -> None:
+def test_stand_alone_networks(trained: Path) -> None:
     """Trained by themselves once, for both parts; with inherited weights they begin where the supernet ended."""
     words = {"architectures": 2, "groups": 2, "epochs": 1}
-    found = analysis.analyse(run, parts=["correlations"], changes=words)["correlations"][0]
+    found = analysis.analyse(trained, parts=["correlations"], changes=words)["correlations"][0]
     assert found["points"] == [[row["supernet"], row["standalone"]] for row in found["table"]]
-    stamps = {f: f.stat().st_mtime_ns for f in run.glob("standalone/*/scratch-1/supernet.safetensors")}
+    stamps = {f: f.stat().st_mtime_ns for f in trained.glob("standalone/*/scratch-1/supernet.safetensors")}
     assert len(stamps) == 2
-    whole = analysis.analyse(run, parts=["weights"], changes=words)
+    whole = analysis.analyse(trained, parts=["weights"], changes=words)
     assert whole["correlations"] == [found]  # what was found before stays
     assert stamps == {f: f.stat().st_mtime_ns for f in stamps}
-    subject = Subject.open(run)
+    subject = Subject.open(trained)
     for row, other in zip(whole["weights"], found["table"], strict=True):
         assert (row["key"], row["inherited"], row["scratch"]) == (other["key"], other["supernet"], other["standalone"])
         assert 0.05 < row["finetuned"] <= 1
-        own = load_network(run / "standalone" / row["key"] / "inherited").net
+        own = load_network(trained / "standalone" / row["key"] / "inherited").net
         judge = Evaluator.of(own, subject.recipe, subject.pictures, subject.pictures.search, 16)
         assert judge([own.space.smallest()])[0] == row["inherited"]
-        alone = sf.Run.open(run / "standalone" / row["key"] / "finetuned-1")
+        alone = sf.Run.open(trained / "standalone" / row["key"] / "finetuned-1")
         assert alone.space().size == 1
         assert alone.recipe().train.epochs == 1
-    moved = run.rename(run.with_name("moved"))
+    moved = trained.rename(trained.with_name("moved"))
     for supernet in moved.glob("standalone/*/finetuned-1/supernet.safetensors"):
         supernet.unlink()  # as if it had been killed at the very end
     assert analysis.analyse(moved, parts=["weights"], changes=words)["weights"] == whole["weights"]
@@ -268,59 +253,59 @@ def test_stand_alone_networks(run: Path) -> None:
         standalone(subject.run, subject.space.smallest(), "scrach", 1)  # type: ignore[arg-type]
 
 
-def test_another_way_to_train(run: Path) -> None:
+def test_another_way_to_train(trained: Path) -> None:
     """The parts take any function that trains; here accuracy is what the supernet says, so the ranks agree."""
-    subject = Subject.open(run)
+    subject = Subject.open(trained)
     asked = []
 
     def same(run: sf.Run, arch: sf.Arch, weights: str, epochs: float) -> float:
         asked.append((arch.key, weights, epochs))
         return subject.inherited([arch])[0]
 
-    found = analysis.analyse(run, parts=["correlations"], changes={"architectures": 6, "epochs": 3}, train=same)["correlations"][0]
+    found = analysis.analyse(trained, parts=["correlations"], changes={"architectures": 6, "epochs": 3}, train=same)["correlations"][0]
     assert {(weights, epochs) for _, weights, epochs in asked} == {("scratch", 3.0)}
     assert len({key for key, *_ in asked}) == len(asked) == 6
     assert found["spearman"] is None or found["spearman"] == pytest.approx(1)
 
 
-def test_searches_with_several_seeds(run: Path) -> None:
+def test_searches_with_several_seeds(trained: Path) -> None:
     words = {"seeds": 2, "method": "random", "search": {"evaluations": 12}, "macs_max": 3e5}
-    found = analysis.analyse(run, parts=["seeds"], changes=words)["seeds"]
+    found = analysis.analyse(trained, parts=["seeds"], changes=words)["seeds"]
     assert found["seeds"] == 2
     assert found["reference"]["macs"] <= 3e5
-    count = evaluations(run)
+    count = evaluations(trained)
     assert 12 < count <= 24
-    assert not (run / "front.json").exists()
-    assert analysis.analyse(run, parts=["seeds"], changes=words)["seeds"] == found
-    assert evaluations(run) == count
-    search(run, {}, "random", {"evaluations": 6})
-    same = seeds.summary(seeds.fronts([run, run]), sf.Run.open(run).space())
+    assert not (trained / "front.json").exists()
+    assert analysis.analyse(trained, parts=["seeds"], changes=words)["seeds"] == found
+    assert evaluations(trained) == count
+    search(trained, {}, "random", {"evaluations": 6})
+    same = seeds.summary(seeds.fronts([trained, trained]), sf.Run.open(trained).space())
     assert same["overlap"]["jaccard"] == 1
     assert same["overlap"]["distance"] == same["best"]["std"] == same["hypervolume"]["std"] == 0
 
 
-def test_attention_of_a_run(run: Path) -> None:
-    found = analysis.analyse(run, parts=["attention"], changes={"pictures": 20, "arch": "smallest"})["attention"]
+def test_attention_of_a_run(trained: Path) -> None:
+    found = analysis.analyse(trained, parts=["attention"], changes={"pictures": 20, "arch": "smallest"})["attention"]
     assert [row["block"] for row in found] == ["1-1", "2-1"]
-    assert {row["arch"] for row in found} == {sf.Run.open(run).space().smallest().key}
+    assert {row["arch"] for row in found} == {sf.Run.open(trained).space().smallest().key}
     assert all(0 < row["top5"] < 16 for row in found)
 
 
-def test_mistakes(run: Path, tmp_path: Path) -> None:
+def test_mistakes(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(sf.SuperformerError, match="did you mean 'conflicts'"):
-        analysis.analyse(run, parts=["conflict"])
+        analysis.analyse(trained, parts=["conflict"])
     with pytest.raises(sf.SuperformerError, match="did you mean 'samples'"):
-        analysis.analyse(run, changes={"sample": 3})
+        analysis.analyse(trained, changes={"sample": 3})
     with pytest.raises(sf.SuperformerError, match="samples=100"):
-        analysis.analyse(run, parts=["distributions"])
+        analysis.analyse(trained, parts=["distributions"])
     with pytest.raises(sf.SuperformerError, match="was not searched yet"):
-        analysis.analyse(run, parts=["latency"])
+        analysis.analyse(trained, parts=["latency"])
     with pytest.raises(sf.SuperformerError, match="there is no run"):
         analysis.analyse(tmp_path / "nothing")
-    (run / "analysis.json").write_text("{")
+    (trained / "analysis.json").write_text("{")
     with pytest.raises(sf.SuperformerError, match="move it away"):
-        analysis.analyse(run)
-    (run / "metrics.jsonl").unlink()
-    (run / "analysis.json").unlink()
+        analysis.analyse(trained)
+    (trained / "metrics.jsonl").unlink()
+    (trained / "analysis.json").unlink()
     with pytest.raises(sf.SuperformerError, match=r"sampling\.rule=sandwich"):
-        analysis.analyse(run, parts=["conflicts"])
+        analysis.analyse(trained, parts=["conflicts"])

@@ -51,34 +51,29 @@ def identity(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [(row["name"], row["key"], row["runtime"], row["threads"], row["batch"]) for row in rows]
 
 
-def test_the_front_of_a_run(run: Path) -> None:
-    front = Run(run).front()["front"]
-    found = bench(str(run), ["eager"], batches=(4, 1), seconds=0.01)
+def test_the_front_of_a_run(searched: Path) -> None:
+    front = Run(searched).front()["front"]
+    found = bench(str(searched), ["eager"], batches=(4, 1), seconds=0.01)
     assert identity(found["rows"]) == [(row["key"], row["key"], "eager", 1, batch) for row in front[: module.MOST] for batch in (1, 4)]
     for row in found["rows"]:
         assert 0 < row["median"] <= row["p90"]
         assert row["throughput"] == pytest.approx(row["batch"] / row["median"])
     assert found["machine"] == machine()
-    assert json.loads((run / "bench.json").read_text()) == found
+    assert json.loads((searched / "bench.json").read_text()) == found
 
 
-def test_the_retrained_network_of_a_run_and_those_that_are_named(run: Path) -> None:
-    best = Run(run).arch("best")
-    save_network(inherited(Run(run), best), run / "model")
-    try:
-        found = bench(str(run), ["eager"], batches=[1], seconds=0.01)
-        names = [row["name"] for row in found["rows"]]
-        assert (names[0], found["rows"][0]["key"]) == ("model", best.key)
-        assert set(names[1:]) == {row["key"] for row in Run(run).front()["front"][: module.MOST]} - {best.key}
-        found = bench(str(run), ["eager"], batches=[1], seconds=0.01, which=["smallest", "model", "largest"])
-        assert [row["name"] for row in found["rows"]] == ["model", "smallest", "largest"]
-        stored = bench(str(run / "model"), ["eager"], batches=[1], seconds=0.01)
-        assert identity(stored["rows"]) == [("model", best.key, "eager", 1, 1)]
-        assert not (run / "model" / "bench.json").exists()
-    finally:
-        for file in (run / "model").iterdir():
-            file.unlink()
-        (run / "model").rmdir()
+def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path) -> None:
+    best = Run(searched).arch("best")
+    save_network(inherited(Run(searched), best), searched / "model")
+    found = bench(str(searched), ["eager"], batches=[1], seconds=0.01)
+    names = [row["name"] for row in found["rows"]]
+    assert (names[0], found["rows"][0]["key"]) == ("model", best.key)
+    assert set(names[1:]) == {row["key"] for row in Run(searched).front()["front"][: module.MOST]} - {best.key}
+    found = bench(str(searched), ["eager"], batches=[1], seconds=0.01, which=["smallest", "model", "largest"])
+    assert [row["name"] for row in found["rows"]] == ["model", "smallest", "largest"]
+    stored = bench(str(searched / "model"), ["eager"], batches=[1], seconds=0.01)
+    assert identity(stored["rows"]) == [("model", best.key, "eager", 1, 1)]
+    assert not (searched / "model" / "bench.json").exists()
 
 
 def test_models_by_name() -> None:
@@ -102,15 +97,15 @@ def test_unknown_names(what: str, which: tuple[str, ...], said: str, tmp_path: P
         bench(what, ["eager"], which=which)
 
 
-def test_mistakes(run: Path, tmp_path: Path) -> None:
+def test_mistakes(searched: Path, tmp_path: Path) -> None:
     with pytest.raises(SuperformerError, match="did you mean 'eager'"):
         bench("s3_tiny", ["eagre"])
     with pytest.raises(SuperformerError, match="positive"):
         bench("s3_tiny", batches=[0])
     with pytest.raises(SuperformerError, match="unknown architecture 'bset'"):
-        bench(str(run), ["eager"], which=["bset"])
+        bench(str(searched), ["eager"], which=["bset"])
     for name in ("recipe.yaml", "space.json", "run.json", "supernet.safetensors"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
+        (tmp_path / name).write_bytes((searched / name).read_bytes())
     with pytest.raises(SuperformerError, match="was not searched yet"):
         bench(str(tmp_path), ["eager"])
     (tmp_path / "supernet.safetensors").unlink()
@@ -131,8 +126,8 @@ def test_onnx_runtime_computes_the_same_for_every_batch(name: str) -> None:
     check()
 
 
-def test_compiled_networks_compute_the_same(run: Path) -> None:
-    agree(model(Run(run).space().smallest(), 5), "compiled", (2,))
+def test_compiled_networks_compute_the_same(searched: Path) -> None:
+    agree(model(Run(searched).space().smallest(), 5), "compiled", (2,))
 
 
 def agree(net: nn.Module, runtime: str, batches: tuple[int, ...]) -> None:
@@ -193,12 +188,12 @@ def test_large_networks_are_measured_in_groups(monkeypatch: pytest.MonkeyPatch) 
     assert [[named.name for named in group] for group in module._groups(networks)] == [["0", "1"], ["2", "3"], ["4"]]
 
 
-def test_a_missing_package_says_which_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_says_which_extra(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., object] = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else real(name, *rest))
-    found = bench(str(run), ["eager", "onnx"], batches=[1], seconds=0.01, which=["smallest"])
+    found = bench(str(searched), ["eager", "onnx"], batches=[1], seconds=0.01, which=["smallest"])
     assert "error" not in found["rows"][0]
     assert "needs onnxscript, not installed here: pip install 'superformer[onnx]'" in found["rows"][1]["error"]
     assert "onnxruntime" not in found["machine"]
     with pytest.raises(SuperformerError, match=r"superformer\[onnx\]"):
-        bench(str(run), ["onnx"], which=["smallest"])
+        bench(str(searched), ["onnx"], which=["smallest"])

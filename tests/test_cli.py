@@ -7,24 +7,6 @@ import sys
 import pytest
 
 import superformer as sf
-from superformer.cli import main
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command line in this process: exit status, standard output, standard error."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["superformer", *words])
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out = capsys.readouterr()
-        return status, out.out, out.err
-
-    return call
 
 
 def test_as_a_program():
@@ -33,16 +15,16 @@ def test_as_a_program():
     assert done.stderr.startswith("superformer: unknown space 'nothing'")
 
 
-def test_listing_commands(run):
-    listed = json.loads(run("spaces", "--json")[1])
+def test_listing_commands(command):
+    listed = json.loads(command("spaces", "--json")[1])
     assert [row["name"] for row in listed] == sf.spaces()
     tiny = next(row for row in listed if row["name"] == "vit-resnas-tiny")
     assert tiny["architectures"] == sf.space("vit-resnas-tiny").size
     assert tiny["macs"] == [752489984, 3497553920]
-    one = json.loads(run("spaces", "vitas-block", "--json")[1])
+    one = json.loads(command("spaces", "vitas-block", "--json")[1])
     assert sf.Space.from_json(json.dumps(one["space"])) == sf.space("vitas-block")
-    assert [row["name"] for row in json.loads(run("models", "--json")[1])] == sf.models()
-    model = json.loads(run("models", "vitas_1g", "--json")[1])
+    assert [row["name"] for row in json.loads(command("models", "--json")[1])] == sf.models()
+    model = json.loads(command("models", "vitas_1g", "--json")[1])
     assert (model["macs"], model["params"]) == (958618176, 4400248)
 
 
@@ -56,8 +38,8 @@ def test_listing_commands(run):
         (("--help",), "superformer demo"),
     ],
 )
-def test_commands_show(run, words, says):
-    status, out, _ = run(*words)
+def test_commands_show(command, words, says):
+    status, out, _ = command(*words)
     assert status == 0
     assert says in out
 
@@ -71,8 +53,8 @@ def test_commands_show(run, words, says):
         (("spaces", "--jsn"), "--json"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(run, words, says):
-    status, _, error = run(*words)
+def test_mistakes_are_one_line_and_status_2(command, words, says):
+    status, _, error = command(*words)
     assert status == 2
     assert says in error
     assert len(error.strip().splitlines()) == 1

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +9,6 @@ import pytest
 from rich.console import Console
 
 import superformer as sf
-from superformer.cli import main
 from superformer.sketch import runs, sketch
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import arch as published
@@ -219,22 +217,18 @@ def test_amounts():
         (("models", "--draw", "{tmp}/net.svg"), "--draw needs the name"),
     ],
 )
-def test_command_line_mistakes(monkeypatch, capsys, tmp_path, words, says):
-    monkeypatch.setattr(sys, "argv", ["superformer", *(w.format(tmp=tmp_path) for w in words)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    error = capsys.readouterr().err
-    assert end.value.code == 2
+def test_command_line_mistakes(command, tmp_path, words, says):
+    status, _, error = command(*(w.format(tmp=tmp_path) for w in words))
+    assert status == 2
     assert says in error
     assert len(error.strip().splitlines()) == 1
     assert os.listdir(tmp_path) == []
 
 
-def test_command_line_draws(monkeypatch, capsys, tmp_path):
+def test_command_line_draws(command, tmp_path):
     path = tmp_path / "[bold]net.svg"
-    monkeypatch.setattr(sys, "argv", ["superformer", "models", "vit_resnas_tiny", "--draw", str(path)])
-    main()
-    out = capsys.readouterr().out
+    status, out, _ = command("models", "vit_resnas_tiny", "--draw", str(path))
+    assert status == 0
     assert path.read_text(encoding="utf-8") == sf.draw("vit_resnas_tiny")
     assert "Stage 3" in out
     assert path.name in out

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from training import recipe, superformer
+from training import superformer
 
 import superformer as sf
 from superformer import data
@@ -16,67 +15,52 @@ from superformer.alone import inherited
 from superformer.errors import SuperformerError
 from superformer.retrain import at_size, handed_over, retrain
 from superformer.run import Run
-from superformer.search.run import search
 from superformer.stored import load_network
 from superformer.train.loop import train
 from superformer.trained import load_supernet
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("searched")
-    train(recipe(folder), "digits", folder / "run")
-    search(folder / "run", {"macs": (0, 3e5)}, "random", {"evaluations": 12})
-    return folder / "run"
-
-
-@pytest.fixture
-def run(searched: Path, tmp_path: Path) -> Path:
-    shutil.copytree(searched, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def test_inherited_finetuned_and_scratch(run: Path) -> None:
+def test_inherited_finetuned_and_scratch(searched: Path) -> None:
     """The table of S3's figure 5, and the network that the run hands over."""
-    front = Run.open(run).front()
-    tuned = retrain(run, "best", "train.epochs=1", "optimizer.lr=1e-3")
-    scratch = retrain(run, "best", "weights=scratch", "train.epochs=1")
+    front = Run.open(searched).front()
+    tuned = retrain(searched, "best", "train.epochs=1", "optimizer.lr=1e-3")
+    scratch = retrain(searched, "best", "weights=scratch", "train.epochs=1")
     assert [row["weights"] for row in scratch.rows] == ["finetuned", "inherited", "scratch"]
     assert {row["key"] for row in scratch.rows} == {front["best"]}
-    assert scratch.rows == json.loads((run / "retrained.json").read_text())["rows"]
+    assert scratch.rows == json.loads((searched / "retrained.json").read_text())["rows"]
     by = {row["weights"]: row["accuracy"] for row in scratch.rows}
     assert by["finetuned"] > by["scratch"]  # two epochs more
     best = next(row for row in front["front"] if row["key"] == front["best"])
     assert {row["macs"] for row in scratch.rows} == {best["macs"]}
-    stored = load_network(run / "model")
+    stored = load_network(searched / "model")
     assert stored.net.space.smallest().key == front["best"]
     assert stored.classes == tuple("0123456789")
-    assert tuned.model == run / "model"
+    assert tuned.model == searched / "model"
 
 
-def test_a_network_begins_with_what_it_inherits(run: Path) -> None:
+def test_a_network_begins_with_what_it_inherits(searched: Path) -> None:
     """Before the first step the network computes what the supernet does there."""
-    opened = Run.open(run)
+    opened = Run.open(searched)
     net, arch = load_supernet(opened.supernet_file), opened.space().sample(1, seed=3)[0]
-    (run / "one.json").write_text(arch.to_json())
-    retrain(run, str(run / "one.json"), "train.epochs=0.01", "optimizer.lr=1e-12", "optimizer.warmup_lr=0", "train.ema=null")
+    (searched / "one.json").write_text(arch.to_json())
+    retrain(searched, str(searched / "one.json"), "train.epochs=0.01", "optimizer.lr=1e-12", "optimizer.warmup_lr=0", "train.ema=null")
     x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(load_network(run / "model").net(x), net(x, arch), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(load_network(searched / "model").net(x), net(x, arch), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(inherited(opened, arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
 
 
-def test_larger_pictures(run: Path) -> None:
+def test_larger_pictures(searched: Path) -> None:
     """Windows grow with the pictures; the recipe's changes for larger pictures hold; everything but the tables' sizes is copied."""
-    done = retrain(run, "best", "img_size=32", "train.epochs=0.1")
+    done = retrain(searched, "best", "img_size=32", "train.epochs=0.1")
     row = done.rows[-1]
     assert row["img_size"] == 32
-    arch = load_network(run / "model").net.space.smallest()
-    front = Run.open(run).front()
+    arch = load_network(searched / "model").net.space.smallest()
+    front = Run.open(searched).front()
     before = sf.Arch.from_json(json.dumps(next(r["arch"] for r in front["front"] if r["key"] == front["best"])))
     windows = [[b["window"] for s in a.stages for b in s.blocks] for a in (before, arch)]
     assert windows[1] == [2 * w for w in windows[0]]
-    assert Run.open(run / "retrained" / f"{arch.key}-finetuned").recipe().optimizer.schedule == "constant"
+    assert Run.open(searched / "retrained" / f"{arch.key}-finetuned").recipe().optimizer.schedule == "constant"
 
 
 def test_sizes_of_published_networks() -> None:
@@ -85,8 +69,8 @@ def test_sizes_of_published_networks() -> None:
     assert at_size(small, 224) is small
 
 
-def test_a_stopped_retraining_goes_on(run: Path) -> None:
-    words = ("retrain", "--run", str(run), "train.epochs=2", "watch.checkpoint_steps=5")
+def test_a_stopped_retraining_goes_on(searched: Path) -> None:
+    words = ("retrain", "--run", str(searched), "train.epochs=2", "watch.checkpoint_steps=5")
     first = superformer(*words)
     assert first.returncode == 0, first.stderr
     again = superformer(*words)
@@ -108,17 +92,17 @@ def test_a_stopped_retraining_goes_on(run: Path) -> None:
         ("swin-0", "seed=0", "unknown architecture"),
     ],
 )
-def test_mistakes(run: Path, which: str, word: str, says: str) -> None:
-    before = sorted(run.rglob("*"))
+def test_mistakes(searched: Path, which: str, word: str, says: str) -> None:
+    before = sorted(searched.rglob("*"))
     with pytest.raises(SuperformerError, match=says):
-        retrain(run, which, word)
-    assert sorted(run.rglob("*")) == before
+        retrain(searched, which, word)
+    assert sorted(searched.rglob("*")) == before
 
 
-def test_what_is_handed_over(run: Path) -> None:
+def test_what_is_handed_over(searched: Path) -> None:
     with pytest.raises(SuperformerError, match="superformer retrain"):
-        handed_over(run)
-    assert handed_over(run, "largest").net.space.smallest() == Run.open(run).space().largest()
+        handed_over(searched)
+    assert handed_over(searched, "largest").net.space.smallest() == Run.open(searched).space().largest()
 
 
 def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> None:

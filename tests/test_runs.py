@@ -72,16 +72,9 @@ def test_the_command_is_noted_and_gone_on_with(folder: Path, tmp_path: Path) -> 
         (("exprt", "--run", "{}/one"), "Did you mean 'export'"),
     ],
 )
-def test_mistakes_are_one_helpful_line(folder: Path, words: tuple[str, ...], says: str, capsys, monkeypatch) -> None:
-    import sys
-
-    from superformer.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["superformer", *(w.format(folder) for w in words)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    error = capsys.readouterr().err
-    assert end.value.code == 2
+def test_mistakes_are_one_helpful_line(folder: Path, words: tuple[str, ...], says: str, command) -> None:
+    status, _, error = command(*(w.format(folder) for w in words))
+    assert status == 2
     assert says in error
     assert len(error.strip().splitlines()) == 1
 

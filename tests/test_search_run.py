@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from training import command, environment, recipe, superformer
+from training import command, environment, superformer
 
 import superformer as sf
 from superformer.errors import SuperformerError
@@ -23,29 +23,15 @@ from superformer.run import RunError
 from superformer.search import front, racing
 from superformer.search import measured as module
 from superformer.search.run import search
-from superformer.train.loop import train
 
 WORDS = {"population": 12, "generations": 5}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    train(recipe(folder), "digits", folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    shutil.copytree(trained, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def test_the_front_lies_within_the_limits(run: Path) -> None:
-    found = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
+def test_the_front_lies_within_the_limits(trained: Path) -> None:
+    found = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
     assert found["front"]
-    assert found == json.loads((run / "front.json").read_text())
-    space = sf.Run.open(run).space()
+    assert found == json.loads((trained / "front.json").read_text())
+    space = sf.Run.open(trained).space()
     for row in found["front"]:
         arch = sf.Arch.from_json(json.dumps(row["arch"]))
         assert arch in space
@@ -54,13 +40,13 @@ def test_the_front_lies_within_the_limits(run: Path) -> None:
     assert scores == sorted(scores, reverse=True)
     others = [row["macs"] for row in found["front"] if row["key"] != found["best"]]  # the best may have been found on more pictures
     assert others == sorted(others, reverse=True)
-    rows = evaluate(run, ["best"], "search")
+    rows = evaluate(trained, ["best"], "search")
     assert rows[0]["accuracy"] == pytest.approx(next(row["accuracy"] for row in found["front"] if row["key"] == found["best"]))
 
 
-def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(run: Path) -> None:
-    found = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
-    with sqlite3.connect(run / "history.db") as db:
+def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(trained: Path) -> None:
+    found = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    with sqlite3.connect(trained / "history.db") as db:
         values = [json.loads(text) for (text,) in db.execute('SELECT "values" FROM evaluations')]
     assert all(v["accuracy"] <= 1 and v["loss"] > 0 for v in values)
     best = next(row for row in found["front"] if row["key"] == found["best"])
@@ -73,17 +59,17 @@ def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(run: Path)
     assert again[max(again)] == pytest.approx(best["accuracy"])
 
 
-def test_a_history_from_before_losses_were_kept_still_serves(run: Path) -> None:
-    first = search(run, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
-    with sqlite3.connect(run / "history.db") as db:
+def test_a_history_from_before_losses_were_kept_still_serves(trained: Path) -> None:
+    first = search(trained, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
+    with sqlite3.connect(trained / "history.db") as db:
         for number, text in list(db.execute('SELECT id, "values" FROM evaluations')):
             old = {k: v for k, v in json.loads(text).items() if k != "loss"}
             db.execute('UPDATE evaluations SET "values" = ? WHERE id = ?', (json.dumps(old), number))
-    again = search(run, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
+    again = search(trained, {"macs": (0, 3e5)}, "random", {"evaluations": 30})
     assert again["evaluated"] == first["evaluated"]
     assert all("loss" not in row for row in again["front"])
     assert again["front"][0]["accuracy"] == first["front"][0]["accuracy"]
-    more = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    more = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
     assert more["evaluated"] > again["evaluated"]
 
 
@@ -96,13 +82,13 @@ RACED = {
 
 @pytest.mark.parametrize(("method", "words"), RACED.items())
 def test_a_race_ends_with_the_same_front(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: dict[str, int]
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: dict[str, int]
 ) -> None:
     monkeypatch.setattr(evaluator, "LAP", 4)
     for finals in (front, racing):
         monkeypatch.setattr(finals, "FINALISTS", 8)
-    shutil.copytree(run, tmp_path / "raced")
-    whole = search(run, {"macs": (0, 3e5)}, method, words)
+    shutil.copytree(trained, tmp_path / "raced")
+    whole = search(trained, {"macs": (0, 3e5)}, method, words)
     raced = search(tmp_path / "raced", {"macs": (0, 3e5)}, method, {**words, "racing": True})
     shown = [[(row["key"], row["accuracy"]) for row in found["front"]] for found in (whole, raced)]
     assert shown[0] == shown[1]
@@ -112,21 +98,21 @@ def test_a_race_ends_with_the_same_front(
     assert [row["key"] for row in again["front"]] == [row["key"] for row in whole["front"]]
 
 
-def test_nothing_is_evaluated_twice(run: Path) -> None:
-    first = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
-    count = len(list(sqlite3.connect(run / "history.db").execute("SELECT 1 FROM evaluations")))
+def test_nothing_is_evaluated_twice(trained: Path) -> None:
+    first = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    count = len(list(sqlite3.connect(trained / "history.db").execute("SELECT 1 FROM evaluations")))
     assert count == first["evaluated"]
-    again = search(run, {"macs": (0, 3e5)}, "nsga2", WORDS)
+    again = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
     assert again["evaluated"] == count
     assert again["front"] == first["front"]
-    wider = search(run, {}, "random", {"evaluations": 20})
+    wider = search(trained, {}, "random", {"evaluations": 20})
     assert count < wider["evaluated"] <= count + 20
 
 
 @pytest.mark.xdist_group("kill")
-def test_killed_at_ten_moments_it_ends_with_the_same_front(trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained, tmp_path / "whole")
-    shutil.copytree(trained, tmp_path / "broken")
+def test_killed_at_ten_moments_it_ends_with_the_same_front(trained_once: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained_once, tmp_path / "whole")
+    shutil.copytree(trained_once, tmp_path / "broken")
     words = ("--macs-max", "300k", "--method", "nsga2", "population=16", "generations=25")
     done = superformer("search", "--run", str(tmp_path / "whole"), *words)
     assert done.returncode == 0, done.stderr
@@ -165,10 +151,10 @@ def _count(run: Path) -> int:
 
 
 @pytest.mark.xdist_group("two")
-def test_two_processes_find_the_same_front(trained: Path, tmp_path: Path) -> None:
+def test_two_processes_find_the_same_front(trained_once: Path, tmp_path: Path) -> None:
     fronts = []
     for processes in (1, 2):
-        shutil.copytree(trained, tmp_path / str(processes))
+        shutil.copytree(trained_once, tmp_path / str(processes))
         words = ("--run", str(tmp_path / str(processes)), "--macs-max", "300k", "--method", "evolution", "first=20", "rounds=4")
         done = superformer("search", *words, processes=processes)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -177,9 +163,9 @@ def test_two_processes_find_the_same_front(trained: Path, tmp_path: Path) -> Non
     assert fronts[0]["evaluated"] == fronts[1]["evaluated"]
 
 
-def test_a_latency_limit(run: Path) -> None:
+def test_a_latency_limit(trained: Path) -> None:
     words = {"first": 10, "rounds": 2, "table_seconds": 2, "parents": 4, "mutants": 4, "crossovers": 4}
-    found = search(run, {"latency": (0, 1.0)}, "evolution", words)
+    found = search(trained, {"latency": (0, 1.0)}, "evolution", words)
     assert found["objectives"] == ["accuracy", "latency"]
     assert all(row["measured"] > 0 for row in found["front"][:12])
 
@@ -210,24 +196,24 @@ def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.Monkey
     assert best(2.0, 1.5, 1.05, 1.1, 1.2) == 2  # none does: the nearest
 
 
-def test_mistakes(run: Path, tmp_path: Path) -> None:
+def test_mistakes(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(sf.InfeasibleError, match="reachable"):
-        search(run, {"macs": (0, 10)})
+        search(trained, {"macs": (0, 10)})
     with pytest.raises(SuperformerError, match="did you mean 'nsga2'"):
-        search(run, {}, "nsga")
+        search(trained, {}, "nsga")
     with pytest.raises(SuperformerError, match="did you mean 'population'"):
-        search(run, {}, "nsga2", {"populaton": 3})
+        search(trained, {}, "nsga2", {"populaton": 3})
     with pytest.raises(SuperformerError, match="objectives are accuracy and then"):
-        search(run, {}, "nsga2", {"objectives": "macs,accuracy"})
+        search(trained, {}, "nsga2", {"objectives": "macs,accuracy"})
     with pytest.raises(RunError, match="there is no run"):
         search(tmp_path / "nothing")
-    assert not (run / "history.db").exists()
+    assert not (trained / "history.db").exists()
     with pytest.raises(RunError, match="was not searched yet"):
-        evaluate(run, ["best"])
-    (run / "history.db").write_bytes(b"this is no database, but someone's work")
+        evaluate(trained, ["best"])
+    (trained / "history.db").write_bytes(b"this is no database, but someone's work")
     with pytest.raises(SuperformerError, match=r"history\.db"):
-        search(run, {}, "random", {"evaluations": 3})
-    assert (run / "history.db").read_bytes() == b"this is no database, but someone's work"
-    (run / "supernet.safetensors").unlink()
+        search(trained, {}, "random", {"evaluations": 3})
+    assert (trained / "history.db").read_bytes() == b"this is no database, but someone's work"
+    (trained / "supernet.safetensors").unlink()
     with pytest.raises(RunError, match="not trained yet"):
-        search(run)
+        search(trained)

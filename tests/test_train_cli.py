@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from training import recipe
-
-from superformer import cli
-
-
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["superformer", *words])
-    status = 0
-    try:
-        cli.main()
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return status, capsys.readouterr().err
 
 
 def folder(path: Path, classes: dict[str, int], broken: int = 0) -> Path:
@@ -53,21 +40,20 @@ PICTURES = np.zeros((300, 8, 8, 3), dtype=np.uint8)
         (lambda p: npz(p / "c.npz", pictures=PICTURES), "pictures"),
     ],
 )
-def test_pictures(tmp_path, monkeypatch, capsys, data, said):
+def test_pictures(tmp_path, command, data, said):
     words = ("--recipe", recipe(tmp_path), "--data", str(data(tmp_path)), "--run", str(tmp_path / "run"))
-    status, error = ask(monkeypatch, capsys, "train", *words)
+    status, _, error = command("train", *words)
     assert status == 2
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
-def test_a_few_pictures_that_do_not_decode_are_counted(tmp_path, monkeypatch, capsys):
+def test_a_few_pictures_that_do_not_decode_are_counted(tmp_path, command):
     pictures = folder(tmp_path / "p", {"cat": 150, "dog": 150}, broken=2)
     words = ("--recipe", recipe(tmp_path), "--data", str(pictures), "--run", str(tmp_path / "run"), "train.epochs=1", "watch.networks=0")
-    monkeypatch.setattr(sys, "argv", ["superformer", "train", *words])
     with pytest.warns(UserWarning, match="do not decode and are skipped"):
-        cli.main()
+        assert command("train", *words)[0] == 0
     assert (tmp_path / "run" / "supernet.safetensors").exists()
 
 
@@ -88,24 +74,24 @@ def test_a_few_pictures_that_do_not_decode_are_counted(tmp_path, monkeypatch, ca
         (("optimizer.name=adamq",), "unknown optimiser"),
     ],
 )
-def test_words(tmp_path, monkeypatch, capsys, words, said):
+def test_words(tmp_path, command, words, said):
     base = ("--recipe", recipe(tmp_path)) if "--recipe" not in words else ()
-    status, error = ask(monkeypatch, capsys, "train", *base, "--data", "digits", "--run", str(tmp_path / "run"), *words)
+    status, _, error = command("train", *base, "--data", "digits", "--run", str(tmp_path / "run"), *words)
     assert status == 2
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run" / "supernet.safetensors").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "search"])
-def test_a_run_that_is_not_there(tmp_path, monkeypatch, capsys, command):
-    status, error = ask(monkeypatch, capsys, command, "--run", str(tmp_path / "nothing"))
+@pytest.mark.parametrize("name", ["eval", "search"])
+def test_a_run_that_is_not_there(tmp_path, command, name):
+    status, _, error = command(name, "--run", str(tmp_path / "nothing"))
     assert status == 2
     assert "there is no run" in error
     assert not (tmp_path / "nothing").exists()
 
 
-def test_limits_that_are_no_numbers(tmp_path, monkeypatch, capsys):
-    status, error = ask(monkeypatch, capsys, "search", "--run", str(tmp_path), "--macs-max", "much")
+def test_limits_that_are_no_numbers(tmp_path, command):
+    status, _, error = command("search", "--run", str(tmp_path), "--macs-max", "much")
     assert status == 2
     assert "600M" in error
