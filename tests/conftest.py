@@ -12,9 +12,16 @@ import torch
 from hypothesis import HealthCheck, settings
 from training import recipe
 
+from superformer.search.known import Known
+
 torch.set_num_threads(1)
 settings.register_profile("house", deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def known() -> Known:
+    return Known()
 
 
 @pytest.fixture(scope="session")

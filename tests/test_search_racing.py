@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_search_methods import Known
 
 import superformer as sf
 from superformer.errors import SuperformerError
@@ -29,11 +28,6 @@ SEARCHES = {
 }
 FEW = 8
 """Finalists."""
-
-
-@pytest.fixture(scope="module")
-def known() -> Known:
-    return Known()
 
 
 @pytest.mark.parametrize("name", SEARCHES)
