@@ -79,6 +79,19 @@ def test_mistakes_are_one_helpful_line(folder: Path, words: tuple[str, ...], say
     assert len(error.strip().splitlines()) == 1
 
 
+def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes: training and search finish what they are at and say more (tests/test_train_loop.py, tests/test_search_run.py)."""
+
+    def pressed(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("superformer.report.rendered", pressed)
+    status, _, error = command("report", "--run", str(folder / "one"))
+    assert status == 1
+    assert "the same command goes on" in error
+    assert not (folder / "one" / "report.html").exists()
+
+
 def test_machine_readable(folder: Path) -> None:
     done = superformer("runs", str(folder), "--json")
     assert len(json.loads(done.stdout)["runs"]) == 2

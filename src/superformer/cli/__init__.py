@@ -12,6 +12,9 @@ from superformer.cli import find, published, use  # noqa: F401  # they add their
 from superformer.cli.app import app
 from superformer.errors import StoppedError, SuperformerError
 
+INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+
 
 def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
@@ -19,19 +22,18 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
     provenance.began(sys.argv[1:])
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(status or 0)
     except SuperformerError as error:
         print(f"superformer: {error}", file=sys.stderr)
         sys.exit(2)
     except StoppedError as error:
         print(f"superformer: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("superformer: stopped", file=sys.stderr)
-        sys.exit(1)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
+        print("superformer: stopped; what was finished is kept, and the same command goes on from there", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own complaints about words have it

@@ -125,7 +125,7 @@ def resume(run: RunFolder) -> None:
     say("superformer " + " ".join(last["words"]), dim=True)
     sys.argv[1:] = last["words"]
     provenance.began(last["words"])
-    app(standalone_mode=False)
+    raise typer.Exit(app(standalone_mode=False) or 0)
 
 
 @app.command()
