@@ -1,5 +1,5 @@
 # make env    create the environment in .venv (nothing if it is there and current)
-# make test   format, types, tests        make demo   a space, its networks and their cost
+# make test   format, types, tests        make demo   all of it on embedded digits
 # make bench  the benchmarks, one JSON line each
 PYTHON ?= python3
 BIN := .venv/bin

@@ -1,7 +1,12 @@
-"""The figures of the documentation, drawn from the library itself: python docs/figures.py writes budget.svg and architecture.svg."""
+"""The figures of the documentation, drawn from the library itself.
+
+python docs/figures.py               budget.svg and architecture.svg
+python docs/figures.py RUN [RUN ...] cifar.svg: the accuracies that training runs watched, a panel each
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +18,12 @@ LOW, HIGH, BINS = 0.7, 3.6, 116
 SERIES = (("every choice uniform, as the papers sample", "#4c72b0"), ("uniform over different architectures", "#dd8452"))
 
 
-def main() -> None:
+PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 286, 190, 3
+WATCHED = {"smallest": "#4c72b0", "largest": "#dd8452"}
+"""Of the others, which are random, all lines are grey."""
+
+
+def budget() -> None:
     space = sf.space("vit-resnas-tiny")
     x = lambda g: LEFT + (g - LOW) / (HIGH - LOW) * (WIDTH - LEFT - 20)  # noqa: E731
     out = [
@@ -50,9 +60,55 @@ def main() -> None:
         f'<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 14}" font-size="12" text-anchor="middle">multiply-accumulates a picture at 224 pixels</text>'
     )
     out.append("</svg>")
-    Path(__file__).with_name("budget.svg").write_text("\n".join(out) + "\n")
+    _write("budget.svg", out)
     sf.draw("vit_resnas_medium").save(Path(__file__).with_name("architecture.svg"))
 
 
+def curves(folders: list[str]) -> None:
+    """Accuracy on the search split over the epochs, of the networks that each run watched."""
+    rows = -(-len(folders) // COLUMNS)
+    width, height = COLUMNS * PANEL_WIDTH, rows * PANEL_HEIGHT + 30
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for k, (name, colour) in enumerate({**WATCHED, "random": "#aaaaaa"}.items()):
+        at = 44 + 90 * k
+        out.append(
+            f'<line x1="{at}" x2="{at + 16}" y1="16" y2="16" stroke="{colour}" stroke-width="2"/><text x="{at + 21}" y="20">{name}</text>'
+        )
+    for k, folder in enumerate(folders):
+        out.append(f'<g transform="translate({k % COLUMNS * PANEL_WIDTH},{30 + k // COLUMNS * PANEL_HEIGHT})">')
+        out += [*_panel(sf.Run.open(folder)), "</g>"]
+    _write("cifar.svg", [*out, "</svg>"])
+
+
+def _panel(run: sf.Run) -> list[str]:
+    recipe = run.recipe()
+    health = [row for row in run.metrics() if row["kind"] == "health"]
+    epochs, last = recipe.train.epochs, health[-1]["step"]
+    high, low = (f(value for row in health for value in row["accuracy"].values()) for f in (max, min))
+    low, high = 10 * int(10 * low), 10 * int(10 * high + 1)
+    x = lambda step: 44 + step / last * (PANEL_WIDTH - 60)  # noqa: E731
+    y = lambda percent: PANEL_HEIGHT - 34 - (percent - low) / (high - low) * (PANEL_HEIGHT - 64)  # noqa: E731
+    out = [f'<text x="44" y="18" font-weight="bold">{recipe.name}</text>']
+    for tick in range(low, high + 1, 10):
+        out.append(f'<line x1="44" x2="{PANEL_WIDTH - 16}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="40" y="{y(tick) + 4:.1f}" text-anchor="end">{tick} %</text>')
+    for share in (0, 0.5, 1):
+        out.append(f'<text x="{x(share * last):.1f}" y="{PANEL_HEIGHT - 18}" text-anchor="middle">{share * epochs:g}</text>')
+    out.append(f'<text x="{PANEL_WIDTH - 16}" y="{PANEL_HEIGHT - 4}" text-anchor="end">epochs</text>')
+    for name in sorted(health[0]["accuracy"], key=lambda name: name in WATCHED):
+        line = " ".join(f"{x(row['step']):.1f},{y(100 * row['accuracy'][name]):.1f}" for row in health)
+        colour, width = WATCHED.get(name, "#bbbbbb"), 2 if name in WATCHED else 1
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
+    return out
+
+
+def _write(name: str, lines: list[str]) -> None:
+    Path(__file__).with_name(name).write_text("\n".join(lines) + "\n")
+
+
 if __name__ == "__main__":
-    main()
+    curves(sys.argv[1:]) if sys.argv[1:] else budget()

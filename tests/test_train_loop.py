@@ -254,3 +254,13 @@ def test_a_batch_in_two_parts_gives_the_same_step(finished: Path, rule: tuple[st
     assert grads[0].keys() == grads[1].keys()
     for name, grad in grads[0].items():
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_recipe_says_how_many_threads_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed on another machine, a run goes on with as many."""
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr("superformer.train.loop._train", lambda *words: seen.append(torch.get_num_threads()))
+    for threads in (2, 1):
+        train(recipe(tmp_path), "digits", tmp_path / "run", f"train.threads={threads}")
+    assert seen == [2, 1]
+    assert torch.get_num_threads() == before

@@ -22,6 +22,7 @@ from torch import nn
 
 from superformer.cost.runtimes import RUNTIMES, Run, Size, home, onnxruntime, pictures, runners
 from superformer.errors import SuperformerError, nearest
+from superformer.threads import pinned
 
 WARM_UP = 2
 """Runs of each network before the first that counts."""
@@ -157,7 +158,7 @@ def measure_jobs(
     where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
     found: list[list[Timing] | Exception] = []
     with ExitStack() as stack:
-        stack.enter_context(_pinned(threads))
+        stack.enter_context(pinned(threads))
         ready: list[list[Run] | Exception] = []
         for k, (job, d) in enumerate(zip(jobs, where, strict=True)):
             (making or (lambda k: None))(k)
@@ -207,17 +208,6 @@ def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Callab
 def _timing(times: Sequence[float], batch: int, threads: int, runtime: str, device: torch.device) -> Timing:
     median, p10, p90 = (float(q) for q in np.quantile(times, (0.5, 0.1, 0.9)))
     return Timing(median, min(times), p10, p90, len(times), batch, threads, runtime, machine(device, runtime))
-
-
-@contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """So many threads, and what it was before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

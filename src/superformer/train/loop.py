@@ -20,6 +20,7 @@ from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
 from superformer.space import Space
 from superformer.telling import Tell, quiet, teller
+from superformer.threads import pinned
 from superformer.train import checkpoint, state, watch
 from superformer.train.order import sort_channels
 from superformer.train.prepare import prepare
@@ -37,7 +38,8 @@ def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: st
     world = World.join()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-        return _train(settings, data_spec, Path(folder), world, quiet(console))
+        with pinned(settings.train.threads):
+            return _train(settings, data_spec, Path(folder), world, quiet(console))
     finally:
         world.leave()
 
