@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -259,7 +260,7 @@ def test_a_batch_in_two_parts_gives_the_same_step(finished: Path, rule: tuple[st
 def test_a_recipe_says_how_many_threads_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed on another machine, a run goes on with as many."""
     seen, before = [], torch.get_num_threads()
-    monkeypatch.setattr("superformer.train.loop._train", lambda *words: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(sys.modules[train.__module__], "_train", lambda *words: seen.append(torch.get_num_threads()))
     for threads in (2, 1):
         train(recipe(tmp_path), "digits", tmp_path / "run", f"train.threads={threads}")
     assert seen == [2, 1]

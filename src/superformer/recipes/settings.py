@@ -129,9 +129,7 @@ class Train(Part):
     drop_path: float = Field(0.0, ge=0, lt=1)
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that evaluation and search use")
     amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
-    threads: int | None = Field(
-        None, ge=1, description="of a processor, for each process; none: torch's number; 1 is best for small networks"
-    )
+    threads: int | None = Field(None, ge=1, description="of the processor, a process; none: torch's number; 1 is best for small networks")
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch")
 
