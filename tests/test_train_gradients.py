@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_official import FIXTURES
+from training import SPACE
 
 import superformer as sf
 from superformer.train import gradients
@@ -90,14 +91,6 @@ def test_words():
 
 
 # --- on a network ---
-
-SPACE = sf.Space(
-    "small",
-    "vit",
-    (sf.Stage({"heads": (1, 2), "attn": sf.times(8, of="heads"), "mlp": (16, 32)}, depth=(1, 2)),),
-    {"patch_size": 16, "width": (16, 24)},
-    32,
-)
 
 
 def backward(net: sf.supernet, arch: sf.Arch, seed: int) -> None:

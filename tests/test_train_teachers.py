@@ -7,18 +7,11 @@ import json
 import pytest
 import timm
 import torch
+from training import SPACE
 
 import superformer as sf
 from superformer import stored
 from superformer.train import teachers
-
-SPACE = sf.Space(
-    "small",
-    "vit",
-    (sf.Stage({"heads": (1, 2), "attn": sf.times(8, of="heads"), "mlp": (16, 32)}, depth=(1, 2)),),
-    {"patch_size": 16, "width": (16, 24)},
-    32,
-)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A recipe that trains in a second or two, and the command line in a process of its own."""
+"""A small space, a recipe that trains in a second or two, and the command line in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import superformer as sf
+
+SPACE = sf.Space(
+    "small",
+    "vit",
+    (sf.Stage({"heads": (1, 2), "attn": sf.times(8, of="heads"), "mlp": (16, 32)}, depth=(1, 2)),),
+    {"patch_size": 16, "width": (16, 24)},
+    32,
+)
 TINY = """
 name: tiny
 space:
