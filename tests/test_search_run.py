@@ -170,6 +170,14 @@ def test_a_latency_limit(trained: Path) -> None:
     assert all(row["measured"] > 0 for row in found["front"][:12])
 
 
+def test_a_machine_that_became_slower_is_told_of() -> None:
+    rows = [{"latency": 1.0, "measured": m} for m in (1.5, 1.6, 1.1, 1.7)]
+    assert "1.55 times as long as predicted: other work on this machine began" in next(module.drift(rows))
+    assert not list(module.drift([{**row, "measured": 1.1} for row in rows]))
+    assert not list(module.drift(rows[:2]))
+    assert not list(module.drift([{"latency": 1.0}] * 5))
+
+
 def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A front is measured from the most accurate down until one meets the limit, twice; here with times that are given."""
 

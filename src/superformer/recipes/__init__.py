@@ -103,9 +103,10 @@ def dump(recipe: Recipe) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two recipes, a line for each key."""
+    """What differs between two recipes, a line for each key; of different methods only that they are."""
     out = []
-    for key in {**old, **new}:
+    other = old.get("method") != new.get("method")
+    for key in ["method"] if other else {**old, **new}:
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict) and key not in ("space", "narrow"):
             out += differences(a, b, f"{prefix}{key}.")

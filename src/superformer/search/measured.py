@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from superformer.cost.latency_table import LatencyTable
 from superformer.search.problem import say
@@ -19,6 +21,8 @@ SHOWN = 12
 """The most accurate networks of a front, which are all measured."""
 SECONDS = 1.0
 """For each network."""
+DRIFT, FEW = 1.25, 3
+"""How far the median of so many measured networks may be from what was predicted before it is told."""
 KEYS = {"latency": "measured", "throughput": "measured_throughput"}
 """Under which name a row has what was measured."""
 
@@ -41,7 +45,21 @@ def best_measured(task: Task, rows: list[Row], front: list[Row], tell: Tell) -> 
     if left:
         tell(f"measuring {len(left)} more networks of the front")
         measure(task, left)
+    for line in drift([*rows, *front]):
+        tell(line)
     return chosen
+
+
+def drift(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether everything takes longer, or less, than when the table was measured: then other work on the machine began or ended."""
+    ratios = [row["measured"] / row["latency"] for row in rows if "measured" in row and "latency" in row]
+    ratio = float(np.median(ratios)) if len(ratios) >= FEW else 1.0
+    if not 1 / DRIFT <= ratio <= DRIFT:
+        yield (
+            f"networks now take {ratio:.2f} times as long as predicted: other work on this machine {'began' if ratio > 1 else 'ended'} "
+            "since the table was measured. On a quiet machine, "
+            "delete the latency-*.json of the run and search again (nothing is evaluated twice)"
+        )
 
 
 def _first(task: Task, rows: list[Row], tell: Tell) -> Row:
