@@ -37,9 +37,9 @@ class Pace:
     """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a sub-space,
     rounds of search, seconds of measuring latencies."""
 
-    epochs: float = 12
-    alone: float = 10
-    tuned: float = 4
+    epochs: float = 16
+    alone: float = 14
+    tuned: float = 6
     samples: int = 16
     generations: int = 8
     table_seconds: float = 8.0

@@ -24,7 +24,8 @@ def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     lines = []
     for other in named[1:]:
         first = named[0]
-        told = differences(*(run.recipe().model_dump(mode="json", exclude={"name", "about"}) for run in (first, other)))
+        old, new = (run.recipe().model_dump(mode="json", exclude={"name", "about"}) for run in (first, other))
+        told = differences(old, new)
         if first.facts()["data"] != other.facts()["data"]:
             told.append(f"data: {first.facts()['data']} before, {other.facts()['data']} now")
         lines += [f"{other.folder} against {first.folder}: {line.replace(' before,', ' there,').replace(' now', ' here')}" for line in told]
