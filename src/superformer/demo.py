@@ -37,10 +37,10 @@ class Pace:
     """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a sub-space,
     rounds of search, seconds of measuring latencies."""
 
-    epochs: float = 16
-    alone: float = 14
+    epochs: float = 12
+    alone: float = 12
     tuned: float = 6
-    samples: int = 16
+    samples: int = 12
     generations: int = 8
     table_seconds: float = 8.0
 
