@@ -37,12 +37,12 @@ class Pace:
     """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a sub-space,
     rounds of search, seconds of measuring latencies."""
 
-    epochs: float = 12
-    alone: float = 12
-    tuned: float = 6
-    samples: int = 12
-    generations: int = 8
-    table_seconds: float = 8.0
+    epochs: float = 10
+    alone: float = 10
+    tuned: float = 5
+    samples: int = 10
+    generations: int = 6
+    table_seconds: float = 6.0
 
 
 def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # noqa: B008  # frozen
