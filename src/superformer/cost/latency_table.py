@@ -3,8 +3,9 @@
 A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each part (what leads into
 a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter. `LatencyTable.build` measures some tens of networks
 of the space in turn and finds these numbers by least squares on relative errors; none is negative, so that more blocks never take less
-time. The error is told on networks that took no part in the fit. What is fitted, and predicted, is the time of an undisturbed run (the
-fastest): medians of busy machines say more about the machine than about the networks.
+time. The error is told on networks that took no part in the fit. How networks compare is taken from their fastest runs (medians of busy
+machines say more about the machine than about the networks), how long they take from the medians: all times are those of the fastest runs,
+times how much longer the medians were, which is one number for all.
 
 This is simpler than timing every setting of every block, and holds for every runtime, where blocks cannot be timed one by one.
 """
@@ -39,7 +40,8 @@ Progress = Callable[[float], None]
 Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
 """Seconds of an undisturbed run of each architecture, measured for so many seconds in all."""
 
-VERSION = 1
+VERSION = 2
+"""1 predicted the fastest runs, not the medians."""
 MOST = {"eager": 64, "compiled": 32, "onnx": 32}
 """Networks that are measured for the fit, if the time allows; making one ready takes seconds with ONNX, and half a minute compiled."""
 LEAST = 24
@@ -84,8 +86,8 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How much more (or less) was predicted, as a part of the measured time of an undisturbed run."""
-        return self.predicted / self.timing.fastest - 1
+        """How much more (or less) was predicted, as a part of the measured time (the median)."""
+        return self.predicted / self.timing.median - 1
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
                 models, img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds / len(archs), device=device, progress=tell
             )
             found = [t.fastest for t in timings]
-            times += [t * times[0] / found[0] for t in found[1:]] if times else found
+            disturbed = float(np.median([t.median / t.fastest for t in timings]))
+            times += [t * times[0] / found[0] for t in found[1:]] if times else [t * disturbed for t in found]
             models = models[:1]
         return times
 
