@@ -160,12 +160,12 @@ class Run:
 
     def arch(self, which: str) -> Arch:
         """What a word means: smallest, largest, best (of the last search), a key of its front, or a file."""
-        space, path = self.space(), Path(which)
+        path = Path(which)
         if which in ("smallest", "largest"):
-            return space.smallest() if which == "smallest" else space.largest()
+            return self.space().smallest() if which == "smallest" else self.space().largest()
         if path.is_file():
             arch = Arch.from_json(self._text(path))
-            space.encode([arch])  # an error if it is not in the space
+            self.space().encode([arch])  # an error if it is not in the space
             return arch
         found = self.front() if which == "best" or self.front_file.exists() else {"front": [], "best": None}
         key = found["best"] if which == "best" else which

@@ -79,7 +79,6 @@ def search(
     sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx
     """
     from superformer.part import word
-    from superformer.search.run import search as run_search
     from superformer.units import read_amount, read_bytes, read_seconds
 
     given = {
@@ -91,6 +90,9 @@ def search(
     limits = {name: (0.0, most) for name, most in given.items() if most is not None}
     if throughput_min is not None:
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
+    _trained(run)
+    from superformer.search.run import search as run_search
+
     found = run_search(run, limits, method, dict(map(word, changes or [])), Console(quiet=True) if as_json else console)
     if as_json and found:
         print(json.dumps(found))
@@ -107,6 +109,7 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe,
     such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares accuracies on the test pictures.
     """
+    _trained(run, arch)
     from superformer.retrain import retrain as run_retraining
 
     done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
@@ -126,6 +129,7 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
 
     Example: superformer eval --run runs/first --arch smallest --arch largest
     """
+    _trained(run, *(arch or []))
     from superformer.evaluation.report import evaluate as run_evaluation
 
     rows = run_evaluation(run, arch or ["smallest", "largest"], split)
@@ -155,3 +159,13 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
         return
     say(f"{', '.join(k for k in found if k != 'supernet')}: in {run}/analysis.json")
     say(f"Next: superformer report --run {run}", dim=True)
+
+
+def _trained(run: str, *archs: str) -> None:
+    """What is wrong with a run or an architecture is said before torch is imported, which takes seconds."""
+    from superformer.run import Run
+
+    opened = Run.open(run)
+    opened.trained()
+    for arch in archs:
+        opened.arch(arch)
