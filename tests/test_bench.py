@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from training import recipe
 
 from superformer import bench as module
-from superformer.alone import inherited
 from superformer.bench import bench, summary
 from superformer.build import model
 from superformer.cost.latency import Job, machine, measure_jobs
 from superformer.cost.runtimes import pictures, runners
 from superformer.errors import SuperformerError
+from superformer.evaluation.opened import Opened
 from superformer.run import Run
 from superformer.search.run import search
 from superformer.space import Space
@@ -64,7 +64,7 @@ def test_the_front_of_a_run(searched: Path) -> None:
 
 def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path) -> None:
     best = Run(searched).arch("best")
-    save_network(inherited(Run(searched), best), searched / "model")
+    save_network(Opened.of(Run(searched)).network(best), searched / "model")
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01)
     names = [row["name"] for row in found["rows"]]
     assert (names[0], found["rows"][0]["key"]) == ("model", best.key)

@@ -11,8 +11,8 @@ from training import superformer
 
 import superformer as sf
 from superformer import data
-from superformer.alone import inherited
 from superformer.errors import SuperformerError
+from superformer.evaluation.opened import Opened
 from superformer.retrain import at_size, handed_over, retrain
 from superformer.run import Run
 from superformer.stored import load_network
@@ -47,7 +47,7 @@ def test_a_network_begins_with_what_it_inherits(searched: Path) -> None:
     x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(load_network(searched / "model").net(x), net(x, arch), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(inherited(opened, arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(Opened.of(opened).network(arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
 
 
 def test_larger_pictures(searched: Path) -> None:

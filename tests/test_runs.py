@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,36 @@ def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path, command, monkey
 def test_machine_readable(folder: Path) -> None:
     done = superformer("runs", str(folder), "--json")
     assert len(json.loads(done.stdout)["runs"]) == 2
+
+
+def test_mistakes_are_told_before_torch_is_imported(folder: Path) -> None:
+    """What takes seconds to import is not waited for."""
+    run = str(folder / "one")
+    mistakes = [
+        ["train", "--recipe", "s3-laptopp", "--data", "digits", "--run", "x"],
+        ["train", "--recipe", "s3-laptop", "--data", "digits", "--run", "x", "optimizer.rl=1"],
+        ["evolve-space", "--recipe", "s3-laptopp", "--data", "digits", "--run", "x"],
+        ["search", "--run", "none"],
+        ["search", "--run", run, "--method", "nsga3"],
+        ["search", "--run", run, "populaton=3"],
+        ["retrain", "--run", run],
+        ["eval", "--run", run, "--arch", "swin-7"],
+        ["export", "--run", run, "--to", "onnx"],
+        ["export", "--run", run, "--arch", "smallest", "--to", "onx"],
+        ["report", "--run", "none"],
+        ["analyse", "--run", "none"],
+    ]
+    code = f"""
+import sys
+from superformer.cli import main
+for words in {mistakes}:
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 2, words
+    assert "torch" not in sys.modules, words
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(mistakes)

@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args
 from rich.console import Console
 
 from superformer import data
-from superformer.elastic.conv import recalibrate
-from superformer.evaluation.evaluator import CALIBRATION, FEW
 from superformer.evaluation.opened import Opened
 from superformer.families.base import Network
 from superformer.recipes import Recipe
@@ -29,16 +27,6 @@ from superformer.train.world import World
 Weights = Literal["finetuned", "scratch"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 """How a network begins: with the weights it inherits from the supernet, or with new ones."""
-
-
-def inherited(run: Run, arch: Arch) -> Network:
-    """A sub-network with the weights it has in the supernet; its batch norms are estimated on training pictures."""
-    opened = Opened.of(run)
-    model = opened.net.extract(arch).eval()
-    if any(hasattr(m, "running_mean") for m in model.modules()):
-        train = data.eval_batches(opened.pictures.train, opened.recipe.data, opened.img_size, FEW, limit=CALIBRATION * FEW)
-        recalibrate(model, (x for x, _ in train))
-    return model
 
 
 def save(run: Run, net: Network, folder: Path) -> None:
@@ -76,7 +64,7 @@ def kept(run: Run, arch: Arch, folder: Path) -> Path:
     """The folder of a sub-network with its inherited weights, written now if there is none."""
     world = World.join()
     if world.first and not (folder / CONFIG).exists():
-        save(run, inherited(run, arch), folder)
+        save(run, Opened.of(run).network(arch), folder)
     world.wait()
     return folder
 

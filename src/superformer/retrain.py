@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from superformer import files, provenance
-from superformer.alone import WEIGHTS, Weights, inherited, kept, prepared, save, single, trained
+from superformer.alone import WEIGHTS, Weights, kept, prepared, save, single, trained
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.opened import Opened
@@ -25,7 +25,7 @@ from superformer.part import word
 from superformer.recipes import Recipe, changed, overlaid
 from superformer.run import Run
 from superformer.space.arch import Arch, StageArch, Values
-from superformer.stored import CONFIG, Stored, load_network
+from superformer.stored import Stored, load_network
 from superformer.train.world import World
 from superformer.trained import load_supernet
 
@@ -69,13 +69,9 @@ def handed_over(folder: str | Path, which: str | None = None) -> Stored:
     """The network that a run hands over: the retrained one, or a sub-network with its inherited weights."""
     run = Run.open(folder)
     if which is None:
-        if not (run.folder / "model" / CONFIG).exists():
-            raise SuperformerError(
-                f"{run.folder} has no retrained network yet: superformer retrain --run {run.folder}, or --arch best for inherited weights"
-            )
-        return load_network(run.folder / "model")
+        return load_network(run.model())
     run.trained()
-    recipe, net = run.recipe(), inherited(run, run.arch(which))
+    recipe, net = run.recipe(), Opened.of(run).network(run.arch(which))
     return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, prepared(run, net))
 
 

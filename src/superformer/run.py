@@ -129,6 +129,15 @@ class Run:
         found: dict[str, Any] = json.loads(self._text(self.front_file))
         return found
 
+    def model(self) -> Path:
+        """The folder of the retrained network."""
+        folder = self.folder / "model"
+        if not (folder / "config.json").exists():
+            raise RunError(
+                f"{self.folder} has no retrained network yet: superformer retrain --run {self.folder}, or --arch best for inherited weights"
+            )
+        return folder
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process may write to a run. The lock goes with its process."""

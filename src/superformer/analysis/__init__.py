@@ -16,7 +16,6 @@ from pydantic import Field
 from rich.console import Console
 
 from superformer import data, files
-from superformer.alone import inherited
 from superformer.analysis import attention, conflicts, correlation, latency, seeds, weights
 from superformer.analysis.distributions import distributions
 from superformer.analysis.standalone import Standalone, standalone
@@ -86,9 +85,8 @@ def _attention(asked: _Asked) -> Any:
     run, own = asked.run, asked.settings
     subject = Subject.open(run.folder)
     arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
-    parts = data.eval_batches(subject.pictures.search, subject.recipe.data, run.facts()["img_size"], AT_ONCE, limit=own.pictures)
-    net = inherited(run, arch).to(subject.device)  # its batch norms are its own
-    found = attention.reach(net, (x.to(subject.device) for x, _ in parts))
+    parts = data.eval_batches(subject.pictures.search, subject.recipe.data, subject.img_size, AT_ONCE, limit=own.pictures)
+    found = attention.reach(subject.network(arch), (x.to(subject.device) for x, _ in parts))
     if not found:
         raise SuperformerError(f"no block of {arch.key} ({subject.space.family}) attends to places of the picture")
     return [{**row, "arch": arch.key} for row in found]

@@ -7,6 +7,7 @@ import math
 
 from rich.console import Console
 
+from superformer.cli import early
 from superformer.cli.app import app
 from superformer.cli.show import console, say, table
 from superformer.cli.words import (
@@ -37,6 +38,7 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi sampling.networks=4
     (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer -- train ...
     """
+    early.recipe(recipe, changes)
     from superformer.train.loop import train as run_training
 
     done = run_training(recipe, data, run, *(changes or []), console=console)
@@ -52,6 +54,7 @@ def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Ch
 
     evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last space.
     """
+    early.recipe(recipe, changes)
     from superformer.search.evolve import evolve_space as run_evolution
 
     run_evolution(recipe, data, run, *(changes or []), console=console)
@@ -90,10 +93,11 @@ def search(
     limits = {name: (0.0, most) for name, most in given.items() if most is not None}
     if throughput_min is not None:
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
-    _trained(run)
+    own = dict(map(word, changes or []))
+    early.search(run, method, own)
     from superformer.search.run import search as run_search
 
-    found = run_search(run, limits, method, dict(map(word, changes or [])), Console(quiet=True) if as_json else console)
+    found = run_search(run, limits, method, own, Console(quiet=True) if as_json else console)
     if as_json and found:
         print(json.dumps(found))
     elif found:
@@ -109,7 +113,7 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe,
     such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares accuracies on the test pictures.
     """
-    _trained(run, arch)
+    early.trained(run, arch)
     from superformer.retrain import retrain as run_retraining
 
     done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
@@ -129,7 +133,7 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
 
     Example: superformer eval --run runs/first --arch smallest --arch largest
     """
-    _trained(run, *(arch or []))
+    early.trained(run, *(arch or []))
     from superformer.evaluation.report import evaluate as run_evaluation
 
     rows = run_evaluation(run, arch or ["smallest", "largest"], split)
@@ -149,6 +153,7 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
     PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that cost little.
     key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in DIR/analysis.json, and in the report.
     """
+    early.run(run)
     from superformer.analysis import analyse as run_analysis
     from superformer.part import word
 
@@ -159,13 +164,3 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
         return
     say(f"{', '.join(k for k in found if k != 'supernet')}: in {run}/analysis.json")
     say(f"Next: superformer report --run {run}", dim=True)
-
-
-def _trained(run: str, *archs: str) -> None:
-    """What is wrong with a run or an architecture is said before torch is imported, which takes seconds."""
-    from superformer.run import Run
-
-    opened = Run.open(run)
-    opened.trained()
-    for arch in archs:
-        opened.arch(arch)

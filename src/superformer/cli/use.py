@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from superformer.cli import early
 from superformer.cli.app import app
 from superformer.cli.show import console, say, table
 from superformer.cli.words import Json, RunFolder
@@ -31,6 +32,7 @@ def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> N
 
     The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its inherited weights.
     """
+    early.export(run, arch, to)
     from superformer.export import export as run_export
     from superformer.retrain import handed_over
 
@@ -85,6 +87,7 @@ def report(run: RunFolder) -> None:
 
     Example: superformer report --run runs/first
     """
+    early.run(run)
     from superformer.report import write
 
     say(f"The report is in {write(run, console)}")

@@ -38,7 +38,7 @@ from superformer.space.arch import Arch, load_json
 Floats = NDArray[np.float64]
 Progress = Callable[[float], None]
 Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
-"""Seconds of an undisturbed run of each architecture, measured for so many seconds in all."""
+"""Seconds that each architecture takes, measured for so many seconds in all."""
 
 VERSION = 2
 """1 predicted the fastest runs, not the medians."""

@@ -8,11 +8,13 @@ from typing import Self
 import torch
 
 from superformer import data
-from superformer.evaluation.evaluator import Evaluator
+from superformer.elastic.conv import recalibrate
+from superformer.evaluation.evaluator import CALIBRATION, FEW, Evaluator
 from superformer.families.base import Network
 from superformer.recipes import Recipe
 from superformer.run import Run
 from superformer.space import Space
+from superformer.space.arch import Arch
 from superformer.trained import load_supernet
 
 
@@ -38,6 +40,14 @@ class Opened:
     @property
     def space(self) -> Space:
         return self.net.space
+
+    def network(self, arch: Arch) -> Network:
+        """A sub-network with the weights it inherits; its batch norms are estimated on training pictures."""
+        net = self.net.extract(arch).eval()
+        if any(hasattr(m, "running_mean") for m in net.modules()):
+            batches = data.eval_batches(self.pictures.train, self.recipe.data, self.img_size, FEW, limit=CALIBRATION * FEW)
+            recalibrate(net, (x.to(self.device) for x, _ in batches))
+        return net
 
     def judge(self, part: data.Pictures | None = None, limit: int | None = None, moved: bool = False) -> Evaluator:
         """Of sub-networks, on the search split or on another ``part`` of the pictures."""

@@ -38,8 +38,7 @@ def export(stored: Stored, out: str | Path, to: str, console: Console | None = N
     An earlier export of the same format in that folder is replaced; beside any other network it is an error. ``seed``: of the random
     pictures that the proof compares.
     """
-    if to not in FORMATS:
-        raise SuperformerError(f"unknown format {to!r}: {nearest(to, FORMATS)}")
+    known(to)
     if stored.net.space.size > 1:
         raise SuperformerError(f"this is a supernet of {stored.net.space.size:.3g} architectures: export net.extract(arch)")
     out = Path(out)
@@ -61,6 +60,12 @@ def export(stored: Stored, out: str | Path, to: str, console: Console | None = N
         return replace(proven, files=_place(partial, out))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def known(to: str) -> None:
+    """Refuse a format that is not there."""
+    if to not in FORMATS:
+        raise SuperformerError(f"unknown format {to!r}: {nearest(to, FORMATS)}")
 
 
 def _check(out: Path, to: str) -> None:

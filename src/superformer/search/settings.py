@@ -116,3 +116,9 @@ def resolve(name: str, values: Mapping[str, Any] | None = None) -> Part:
     if name not in KINDS:
         raise SuperformerError(f"unknown search method {name!r}: {nearest(name, KINDS)}")
     return KINDS[name].read(values or {}, name)
+
+
+def chosen(own: Settings, method: str | None, changes: Mapping[str, Any]) -> Part:
+    """The settings of a method, by default that of a recipe; a recipe's own settings hold for its own method only."""
+    before = own.model_dump() if method in (None, own.method) else {}
+    return resolve(method or own.method, {**before, **changes})

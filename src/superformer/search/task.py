@@ -18,7 +18,7 @@ from superformer.run import Run
 from superformer.search.method import Method, method
 from superformer.search.options import Options
 from superformer.search.problem import Floats, Objective, Problem
-from superformer.search.settings import resolve
+from superformer.search.settings import chosen
 from superformer.space import Genes
 from superformer.telling import Tell
 from superformer.train.world import World
@@ -44,8 +44,7 @@ class Task:
 def ready(run: Run, limits: Limits, which: str | None, options: Options, changes: Mapping[str, Any], tell: Tell) -> Task:
     """Everything but the pictures; unknown words and limits that nobody can meet are refused here."""
     recipe = run.recipe()
-    own = recipe.search.model_dump() if which in (None, recipe.search.method) else {}
-    chosen = resolve(which or recipe.search.method, {**own, **changes})
+    own = chosen(recipe.search, which, changes)
     net = load_supernet(run.supernet_file)
     sought = options.sought(limits)
     asked = {*sought, *limits}
@@ -67,12 +66,12 @@ def ready(run: Run, limits: Limits, which: str | None, options: Options, changes
     problem = Problem(net.space, tuple(map(Objective.of, sought)), costs, dict(limits), options.seed, net.num_classes)
     settings = {
         "method": which or recipe.search.method,
-        "settings": chosen.model_dump(mode="json"),
+        "settings": own.model_dump(mode="json"),
         "options": options.model_dump(mode="json"),
         "objectives": list(sought),
         "limits": {name: [v if math.isfinite(v) else None for v in ends] for name, ends in limits.items()},
     }
-    return Task(run, net, problem, method(problem, chosen), options, settings, table, large)
+    return Task(run, net, problem, method(problem, own), options, settings, table, large)
 
 
 def _memory(run: Run, net: Network, options: Options, tell: Tell) -> MemoryTable:

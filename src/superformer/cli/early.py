@@ -1,0 +1,52 @@
+"""Mistakes that are told before torch is imported, which takes seconds. The library looks again; nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def recipe(name: str, changes: Sequence[str] | None) -> None:
+    """A recipe that is not there, or has no such key."""
+    from superformer.recipes import resolve
+
+    resolve(name, changes or ())
+
+
+def run(folder: str) -> None:
+    """A run that is not there."""
+    from superformer.run import Run
+
+    Run.open(folder)
+
+
+def trained(folder: str, *archs: str) -> None:
+    """A run that is not trained yet, or has no such architectures."""
+    from superformer.run import Run
+
+    opened = Run.open(folder)
+    opened.trained()
+    for arch in archs:
+        if arch not in ("smallest", "largest"):
+            opened.arch(arch)
+
+
+def search(folder: str, method: str | None, changes: Mapping[str, Any]) -> None:
+    """A run that is not trained yet; a method that is not there, or has no such settings."""
+    from superformer.run import Run
+    from superformer.search import options, settings
+
+    trained(folder)
+    settings.chosen(Run.open(folder).recipe().search, method, options.split(changes)[1])
+
+
+def export(folder: str, arch: str | None, to: str) -> None:
+    """A format that is not there; a run without a network to export."""
+    from superformer.export import known
+    from superformer.run import Run
+
+    known(to)
+    if arch is None:
+        Run.open(folder).model()
+    else:
+        trained(folder, arch)
