@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from rich.console import Console
@@ -18,6 +19,7 @@ from strategies import FAMILIES, SMALL, spaces_with_archs
 from torch import Tensor, nn
 from training import recipe
 
+import superformer as sf
 from superformer import bench as module
 from superformer.bench import bench, summary
 from superformer.build import model
@@ -25,10 +27,12 @@ from superformer.cost.latency import Job, machine, measure_jobs
 from superformer.cost.runtimes import pictures, runners
 from superformer.errors import SuperformerError
 from superformer.evaluation.opened import Opened
+from superformer.meant import MOST, networks, written_by_timm
 from superformer.run import Run
 from superformer.search.run import search
 from superformer.space import Space
 from superformer.space.arch import Arch
+from superformer.spaces import arch as published
 from superformer.stored import save_network
 from superformer.train.loop import train
 
@@ -51,10 +55,22 @@ def identity(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [(row["name"], row["key"], row["runtime"], row["threads"], row["batch"]) for row in rows]
 
 
+def test_timm_and_its_files_name_the_same_models() -> None:
+    """Names are read from timm's files, so that a mistake in one is told before anything is imported."""
+    own = {name for name in timm.list_models() if not timm.model_entrypoint(name).__module__.startswith("superformer")}
+    assert own <= written_by_timm()
+    assert all(map(timm.is_model, written_by_timm()))
+
+
+def test_a_model_that_was_registered_since() -> None:
+    sf.register_model("my_benched_network", published("nasvit_smallest"))
+    assert [m.name for m in networks("my_benched_network")] == ["my_benched_network"]
+
+
 def test_the_front_of_a_run(searched: Path) -> None:
     front = Run(searched).front()["front"]
     found = bench(str(searched), ["eager"], batches=(4, 1), seconds=0.01)
-    assert identity(found["rows"]) == [(row["key"], row["key"], "eager", 1, batch) for row in front[: module.MOST] for batch in (1, 4)]
+    assert identity(found["rows"]) == [(row["key"], row["key"], "eager", 1, batch) for row in front[:MOST] for batch in (1, 4)]
     for row in found["rows"]:
         assert 0 < row["median"] <= row["p90"]
         assert row["throughput"] == pytest.approx(row["batch"] / row["median"])
@@ -68,7 +84,7 @@ def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path)
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01)
     names = [row["name"] for row in found["rows"]]
     assert (names[0], found["rows"][0]["key"]) == ("model", best.key)
-    assert set(names[1:]) == {row["key"] for row in Run(searched).front()["front"][: module.MOST]} - {best.key}
+    assert set(names[1:]) == {row["key"] for row in Run(searched).front()["front"][:MOST]} - {best.key}
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01, which=["smallest", "model", "largest"])
     assert [row["name"] for row in found["rows"]] == ["model", "smallest", "largest"]
     stored = bench(str(searched / "model"), ["eager"], batches=[1], seconds=0.01)
@@ -167,10 +183,10 @@ def test_networks_and_batches_are_measured_in_turn() -> None:
 
 def test_a_network_that_fails_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[tuple[str, int]] = []
-    networks = [module.Named(name, name, Probe(log, name, name == "bad"), 4) for name in ("good", "bad", "last")]
-    monkeypatch.setattr(module, "_networks", lambda what, which: networks)
+    probes = [module.Named(name, name, Probe(log, name, name == "bad"), 4) for name in ("good", "bad", "last")]
+    monkeypatch.setattr(module, "_made", lambda meant, what: probes)
     said = io.StringIO()
-    found = bench("x", ["eager"], batches=(1, 2), seconds=1e-9, console=Console(file=said, width=200))
+    found = bench("s3_tiny", ["eager"], batches=(1, 2), seconds=1e-9, console=Console(file=said, width=200))
     assert [(row["name"], row.get("error")) for row in found["rows"] if row["batch"] == 2] == [
         ("good", None), ("bad", "RuntimeError: not today"), ("last", None),
     ]  # fmt: skip

@@ -13,8 +13,9 @@ import superformer as sf
 from superformer import data
 from superformer.errors import SuperformerError
 from superformer.evaluation.opened import Opened
-from superformer.retrain import at_size, handed_over, retrain
+from superformer.retrain import handed_over, retrain
 from superformer.run import Run
+from superformer.single import at_size
 from superformer.stored import load_network
 from superformer.train.loop import train
 from superformer.trained import load_supernet

@@ -115,6 +115,13 @@ def test_mistakes_are_told_before_torch_is_imported(folder: Path) -> None:
         ["export", "--run", run, "--arch", "smallest", "--to", "onx"],
         ["report", "--run", "none"],
         ["analyse", "--run", "none"],
+        ["analyse", "--run", run, "distances"],
+        ["analyse", "--run", run, "architecturs=3"],
+        ["retrain", "--run", run, "--arch", "smallest", "train.epoch=3"],
+        ["bench", "s3_tinyy"],
+        ["bench", "runs/none"],
+        ["bench", run, "--arch", "swin-7"],
+        ["bench", run, "--runtimes", "onx"],
     ]
     code = f"""
 import sys

@@ -1,15 +1,13 @@
 """One sub-network of a run by itself: with its inherited weights, or trained alone.
 
-A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with the run's recipe where
-nothing is left to draw: no sampling, no smaller networks to teach, no gradients to join.
+A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with a recipe that
+`superformer.single` writes.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rich.console import Console
 
@@ -18,15 +16,10 @@ from superformer.evaluation.opened import Opened
 from superformer.families.base import Network
 from superformer.recipes import Recipe
 from superformer.run import Run
-from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.stored import CONFIG, save_network
 from superformer.train.loop import train
 from superformer.train.world import World
-
-Weights = Literal["finetuned", "scratch"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
-"""How a network begins: with the weights it inherits from the supernet, or with new ones."""
 
 
 def save(run: Run, net: Network, folder: Path) -> None:
@@ -43,23 +36,6 @@ def prepared(run: Run, net: Network) -> dict[str, Any]:
     return {"crop": 1.0 if small else settings.crop, "interpolation": settings.interpolation}
 
 
-def single(recipe: Mapping[str, Any], arch: Arch, weights: Weights) -> dict[str, Any]:
-    """A recipe, as a tree, for one network at its own input size."""
-    return {
-        **recipe,
-        "name": f"{recipe['name']}-{weights}",
-        "space": json.loads(point(arch).to_json()),
-        "narrow": {},
-        "img_size": None,
-        "sharing": "ordinal",
-        "sampling": {"rule": "single"},
-        "gradients": {"rule": "sum", "clip": recipe["gradients"]["clip"]},
-        "loss": {**recipe["loss"], "distill": "none"},
-        "train": {**recipe["train"], "channel_sort": 0},
-        "start": {},
-    }
-
-
 def kept(run: Run, arch: Arch, folder: Path) -> Path:
     """The folder of a sub-network with its inherited weights, written now if there is none."""
     world = World.join()
@@ -70,7 +46,7 @@ def kept(run: Run, arch: Arch, folder: Path) -> Path:
 
 
 def trained(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
-    """Train the network of a recipe (see `single`) in ``home``, from the weights of the network in ``start`` if there is one.
+    """Train the network of a recipe (see `superformer.single`) in ``home``, from the weights of the network in ``start`` if there is one.
 
     Killed, the same call goes on.
     """

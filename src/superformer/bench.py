@@ -5,7 +5,6 @@ All networks, runtimes and batches are measured in turn (`superformer.cost.laten
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,20 +17,18 @@ from torch import nn
 
 from superformer import files, provenance
 from superformer.build import model
+from superformer.cost import RUNTIMES
 from superformer.cost.latency import Job, Timing, machine, measure_jobs
-from superformer.cost.runtimes import RUNTIMES
-from superformer.errors import SuperformerError, nearest
+from superformer.errors import SuperformerError
+from superformer.meant import Meant, networks, unknown
 from superformer.run import Run
-from superformer.space.arch import Arch
 from superformer.spaces import models
-from superformer.stored import CONFIG, load_network
+from superformer.stored import load_network
 from superformer.telling import doing, teller
 from superformer.trained import load_supernet
 
 BATCHES = (1, 32)
 """Pictures at once: latency is told of the smallest, throughput of the best."""
-MOST = 8
-"""Networks of a front: the most accurate ones."""
 AT_A_TIME = 250_000_000
 """Parameters of networks that are measured in turn; more of them are measured in groups."""
 
@@ -60,14 +57,12 @@ def bench(
     ``bench.json``. All networks are measured in turn, ``seconds`` each for every runtime and batch. A runtime that a network cannot run
     in gives a row with an ``error``.
     """
-    if strange := [r for r in runtimes if r not in RUNTIMES]:
-        raise SuperformerError(f"unknown runtime {strange[0]!r}: {nearest(strange[0], RUNTIMES)}")
+    meant = networks(what, which, runtimes)
     if not runtimes or not batches or min(batches) < 1 or threads < 1 or not seconds > 0:
         raise SuperformerError("runtimes and batches must be given, and batches, threads and seconds must be positive")
-    networks = _networks(what, which)
     shown = console or Console(quiet=True)
     rows: list[dict[str, Any]] = []
-    for group in _groups(networks):
+    for group in _groups(_made(meant, what)):
         rows += _rows(group, runtimes, threads, sorted(set(batches)), seconds, shown)
     found = {"machine": machine(runtime="onnx" if any(_ran(row, "onnx") for row in rows) else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
@@ -150,53 +145,28 @@ def _why(error: Exception) -> str:
     return first if isinstance(error, SuperformerError) else f"{type(error).__name__}: {first}"
 
 
-# --- which networks ---
+# --- the networks ---
 
 
-def _networks(what: str, which: Sequence[str]) -> list[Named]:
-    folder = Path(what)
-    if Run(folder).recipe_file.exists():
-        return _of_run(Run(folder), which)
-    if which:
-        raise SuperformerError(f"--arch names a network of a run, and {what} is none")
-    if (folder / CONFIG).exists():
-        return [_stored(folder.resolve().name, folder)]
-    if what in models():
-        return [_own(what, model(what).eval())]
-    if timm.is_model(what):
-        other = timm.create_model(what).eval()
-        height, width = timm.data.resolve_model_data_config(other)["input_size"][-2:]  # type: ignore[no-untyped-call]
-        return [Named(what, what, other, (int(height), int(width)))]
-    if folder.is_dir():
-        raise SuperformerError(f"{what} holds neither a run (recipe.yaml) nor a network ({CONFIG} and model.safetensors)")
-    near = difflib.get_close_matches(what, [*models(), *timm.list_models()], n=1, cutoff=0.7)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise SuperformerError(
-        f"{what!r} is no model and no folder: {hint}possible: {', '.join(models())}; any model of timm; the folder of a run or of a network"
-    )
+def _made(meant: Sequence[Meant], what: str) -> list[Named]:
+    out = [_one(m) for m in meant if m.arch is None]
+    archs = {m.name: m.arch for m in meant if m.arch is not None and m.arch.key not in {named.key for named in out}}
+    if archs:
+        net = load_supernet(Run(Path(what)).supernet_file)
+        out += [_own(name, net.extract(arch).eval()) for name, arch in archs.items()]
+    return out
 
 
-def _of_run(run: Run, which: Sequence[str]) -> list[Named]:
-    retrained = run.folder / "model"
-    if not which:
-        which = ["model"] if (retrained / CONFIG).exists() else []
-        run.trained()
-        rows = run.front()["front"][:MOST] if run.front_file.exists() or not which else []
-        archs = {row["key"]: Arch.from_json(json.dumps(row["arch"])) for row in rows}
-    else:
-        archs = {word: run.arch(word) for word in which if word != "model"}
-    out = [_stored("model", retrained)] if "model" in which else []
-    known = {named.key for named in out}
-    todo = {name: arch for name, arch in archs.items() if arch.key not in known}
-    if not todo:
-        return out
-    run.trained()
-    net = load_supernet(run.supernet_file)
-    return out + [_own(name, net.extract(arch).eval()) for name, arch in todo.items()]
-
-
-def _stored(name: str, folder: Path) -> Named:
-    return _own(name, load_network(folder).net)
+def _one(meant: Meant) -> Named:
+    if meant.folder is not None:
+        return _own(meant.name, load_network(meant.folder).net)
+    if meant.name in models():
+        return _own(meant.name, model(meant.name).eval())
+    if not timm.is_model(meant.name):
+        raise unknown(meant.name)
+    other = timm.create_model(meant.name).eval()
+    height, width = timm.data.resolve_model_data_config(other)["input_size"][-2:]  # type: ignore[no-untyped-call]
+    return Named(meant.name, meant.name, other, (int(height), int(width)))
 
 
 def _own(name: str, net: Any) -> Named:

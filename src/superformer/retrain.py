@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from superformer import files, provenance
-from superformer.alone import WEIGHTS, Weights, kept, prepared, save, single, trained
+from superformer.alone import kept, prepared, save, trained
 from superformer.cost import cost
-from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.opened import Opened
 from superformer.families.base import Network
-from superformer.part import word
-from superformer.recipes import Recipe, changed, overlaid
 from superformer.run import Run
-from superformer.space.arch import Arch, StageArch, Values
+from superformer.single import retraining
 from superformer.stored import Stored, load_network
 from superformer.train.world import World
 from superformer.trained import load_supernet
@@ -45,12 +41,9 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     the recipe.
     """
     run = Run.open(folder)
-    run.trained()
-    arch = run.arch(which)
-    weights, size, rest = _own_words(run, changes)
-    larger = at_size(arch, size)
-    recipe = _recipe(run, larger, weights, rest)
-    here = run.folder / "retrained" / f"{larger.key}-{weights}"
+    asked = retraining(run, which, changes)
+    arch, weights, recipe = asked.arch, asked.weights, asked.recipe
+    here = run.folder / "retrained" / f"{asked.larger.key}-{weights}"
     world, begun = World.join(), time.monotonic()
     if world.first:
         provenance.note(run.folder)
@@ -73,47 +66,6 @@ def handed_over(folder: str | Path, which: str | None = None) -> Stored:
     run.trained()
     recipe, net = run.recipe(), Opened.of(run).network(run.arch(which))
     return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, prepared(run, net))
-
-
-def at_size(arch: Arch, size: int | None) -> Arch:
-    """An architecture for another input size. Windows grow with the pictures, as S3's for 384 pixels did (7 became 12, 14 became 24)."""
-    if size is None or size == arch.resolution:
-        return arch
-
-    def scaled(block: Values) -> Values:
-        return Values({**block, "window": max(1, round(int(block["window"]) * size / arch.resolution))}) if "window" in block else block
-
-    stages = arch.stages if arch.family != "swin" else tuple(StageArch(tuple(map(scaled, s.blocks)), s.choices, s.at) for s in arch.stages)
-    return replace(arch, resolution=size, stages=stages)
-
-
-def _own_words(run: Run, changes: Sequence[str]) -> tuple[Weights, int | None, list[str]]:
-    """The way, the input size, and the words that change the recipe."""
-    weights, size, rest = run.recipe().retrain.weights, None, []
-    for text in changes:
-        key, value = word(text)
-        if key == "weights":
-            if value not in WEIGHTS:
-                raise SuperformerError(f"weights must be finetuned or scratch: {nearest(str(value), WEIGHTS)}")
-            weights = value
-        elif key == "img_size":
-            if not isinstance(value, int) or value < 1:
-                raise SuperformerError(f"img_size must be a number of pixels, not {value!r}")
-            size = value
-        else:
-            rest.append(text)
-    return weights, size, rest
-
-
-def _recipe(run: Run, arch: Arch, weights: Weights, changes: Sequence[str]) -> Recipe:
-    """The recipe of the supernet, for one network: nothing to sample, no smaller one to teach, no gradients to join."""
-    recipe = run.recipe()
-    tree = recipe.model_dump(mode="json")
-    ways = recipe.retrain
-    larger = weights == "finetuned" and arch.resolution > run.facts()["img_size"]
-    for part in (ways.finetuned if weights == "finetuned" else ways.scratch, ways.larger if larger else {}):
-        tree = overlaid(tree, part)
-    return changed(single(tree, arch, weights), changes, f"{run.folder} retrained")
 
 
 def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds: float) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from superformer.alone import WEIGHTS, Weights, kept, single, trained
+from superformer.alone import kept, trained
 from superformer.analysis.subject import Subject
 from superformer.errors import SuperformerError, nearest
 from superformer.recipes import Recipe, overlaid
 from superformer.run import Run
+from superformer.single import WEIGHTS, Weights, only, single
 from superformer.space.arch import Arch
 
 FINE = 0.1
@@ -48,4 +49,4 @@ def _recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
         "train": {"epochs": float(epochs)},
         "watch": {"every": float(epochs), "networks": 0},
     }
-    return Recipe.model_validate(overlaid(single(recipe.model_dump(mode="json"), arch, weights), part))
+    return Recipe.model_validate(overlaid(single(recipe.model_dump(mode="json"), weights, only(arch)), part))

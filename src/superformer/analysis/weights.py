@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from superformer.alone import WEIGHTS
 from superformer.analysis.standalone import Standalone, standalone
 from superformer.analysis.subject import Subject
+from superformer.single import WEIGHTS
 from superformer.space.arch import Arch
 from superformer.telling import each
 

@@ -50,3 +50,27 @@ def export(folder: str, arch: str | None, to: str) -> None:
         Run.open(folder).model()
     else:
         trained(folder, arch)
+
+
+def retrain(folder: str, arch: str, changes: Sequence[str]) -> None:
+    """A run that is not trained or searched yet; an architecture or a key that is not there."""
+    from superformer.run import Run
+    from superformer.single import words
+
+    trained(folder, arch)
+    words(Run.open(folder), changes)
+
+
+def analyse(folder: str, parts: Sequence[str], changes: Mapping[str, Any]) -> None:
+    """A part or a setting that is not there."""
+    from superformer.analysis.settings import chosen
+
+    run(folder)
+    chosen(parts, changes)
+
+
+def bench(what: str, which: Sequence[str], runtimes: Sequence[str]) -> None:
+    """A name that means no network."""
+    from superformer.meant import networks
+
+    networks(what, which, runtimes)

@@ -113,7 +113,7 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe,
     such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares accuracies on the test pictures.
     """
-    early.trained(run, arch)
+    early.retrain(run, arch, changes or [])
     from superformer.retrain import retrain as run_retraining
 
     done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
@@ -153,12 +153,13 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
     PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that cost little.
     key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in DIR/analysis.json, and in the report.
     """
-    early.run(run)
-    from superformer.analysis import analyse as run_analysis
     from superformer.part import word
 
-    parts, changes = [w for w in words or [] if "=" not in w], [w for w in words or [] if "=" in w]
-    found = run_analysis(run, Console(quiet=True) if as_json else console, parts, dict(map(word, changes)))
+    parts, changes = [w for w in words or [] if "=" not in w], dict(word(w) for w in words or [] if "=" in w)
+    early.analyse(run, parts, changes)
+    from superformer.analysis import analyse as run_analysis
+
+    found = run_analysis(run, Console(quiet=True) if as_json else console, parts, changes)
     if as_json:
         print(json.dumps(found))
         return

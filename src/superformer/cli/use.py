@@ -56,9 +56,10 @@ def bench(
 
     Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
     """
+    words = [r.strip() for r in runtimes.split(",")]
+    early.bench(what, arch or [], words)
     from superformer import bench as benchmark
 
-    words = [r.strip() for r in runtimes.split(",")]
     found = benchmark.bench(what, words, threads, seconds=seconds, which=arch or [], console=None if as_json else console)
     if as_json:
         print(json.dumps(found))

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from superformer.cost.runtimes import RUNTIMES, Run, Size, home, onnxruntime, pictures, runners
+from superformer.cost import RUNTIMES
+from superformer.cost.runtimes import Run, Size, home, onnxruntime, pictures, runners
 from superformer.errors import SuperformerError, nearest
 from superformer.threads import pinned
 

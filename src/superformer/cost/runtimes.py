@@ -17,8 +17,6 @@ from superformer.errors import SuperformerError
 from superformer.export.trace import as_onnx, traced
 from superformer.families.base import Network
 
-RUNTIMES = ("eager", "compiled", "onnx")
-
 Size = int | tuple[int, int]
 Run = Callable[[], object]
 

@@ -11,8 +11,6 @@ Everything a method does follows from its problem, its settings and the scores i
 telling a new method of the same settings the scores that are known already.
 """
 
-# ruff: noqa: TC004 (names are imported when they are first used)
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
+from superformer.cost import Runtime
 from superformer.errors import SuperformerError
 from superformer.part import Part
 
@@ -20,7 +21,7 @@ class Options(Part):
     racing: bool = Field(False, description="stop candidates that cannot reach the front any more (superformer.search.racing)")
     margin: float | None = Field(None, ge=0, description="races: or probably cannot, by so many standard errors; none: for sure")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")
-    runtime: Literal["eager", "compiled", "onnx"] = Field("eager", description="latency and throughput: what runs the networks")
+    runtime: Runtime = Field("eager", description="latency and throughput: what runs the networks")
     batch: int = Field(1, ge=1, description="latency: pictures at once")
     throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
     table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
