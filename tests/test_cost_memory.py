@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from strategies import FAMILIES, SMALL, spaces_with_archs
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from training import recipe
 
 from superformer.build import model
 from superformer.cost import memory
@@ -29,7 +28,6 @@ from superformer.search import measured
 from superformer.search.run import search
 from superformer.space import Space
 from superformer.space.arch import Arch
-from superformer.train.loop import train
 
 LAPTOP = [name for name in names() if name.endswith("-laptop")]
 MAKERS = ("aten::empty", "aten::new_empty", "aten::resize", "aten::zero", "aten::fill")
@@ -177,13 +175,6 @@ def test_what_nobody_has_seen_is_followed() -> None:
 # --- searching within limits of memory and throughput ---
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    train(recipe(folder), "digits", folder / "run", "train.epochs=1")
-    return folder / "run"
-
-
 WORDS = {"first": 10, "rounds": 2, "table_seconds": 1, "parents": 4, "mutants": 4, "crossovers": 4, "throughput_batch": 8}
 
 
@@ -212,3 +203,8 @@ def test_limits_that_nobody_can_meet(trained: Path) -> None:
         search(trained, {"memory": (0, 100)}, "evolution", WORDS)
     with pytest.raises(InfeasibleError, match=r"at least 1 G/s throughput.*reached: .*/s to .*/s throughput"):
         search(trained, {"throughput": (1e9, math.inf)}, "evolution", WORDS)
+    with pytest.raises(InfeasibleError, match=r"0 ms to 1e-06 ms latency; reached: .* ms to .* ms latency, by the smallest"):
+        search(trained, {"macs": (0, 1e12), "latency": (0, 1e-9)}, "evolution", WORDS)
+    with pytest.raises(InfeasibleError, match=r"has 0 to 3 macs; reachable"):
+        search(trained, {"macs": (0, 3), "latency": (0, 1)}, "evolution", WORDS)
+    assert not list(trained.glob("latency-*")), "nobody waits for a table"

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
-from scipy.stats import spearmanr
 
 from superformer import files
 from superformer.build import model
@@ -291,6 +289,8 @@ def _tabulate(space: Space, genes: Genes, num_classes: int, img_size: Size | Non
 
 def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str, tuple[float, float, float]]]:
     """The base and the seconds of each part that predict the measured times best; columns that never differ belong to the base."""
+    from scipy.optimize import nnls
+
     columns = np.concatenate([np.ones((len(measured), 1)), *parts.values()], 1)
     scale = columns.max(0)
     differs = np.ptp(columns, 0) > 0
@@ -302,6 +302,8 @@ def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str,
 
 
 def _judge(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
+    from scipy.stats import spearmanr
+
     errors = np.abs(predicted / measured - 1)
     same = np.ptp(predicted) == 0 or np.ptp(measured) == 0
     rank = 0.0 if same else float(spearmanr(predicted, measured).statistic)

@@ -329,7 +329,7 @@ class Network(TimmApi, nn.Module):
         """A network with initial weights drawn from ``seed``."""
         with torch.device("meta"):
             net = cls(space, num_classes, sharing, **settings)
-        net.to_empty(device="cpu")
+        net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]  # to_empty() imports sympy: slow
         generator = torch.Generator().manual_seed(seed)
         for module in net.modules():
             reset(module, generator)

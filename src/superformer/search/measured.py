@@ -45,7 +45,7 @@ def best_measured(task: Task, rows: list[Row], front: list[Row], tell: Tell) -> 
     if left:
         tell(f"measuring {len(left)} more networks of the front")
         measure(task, left)
-    for line in drift([*rows, *front]):
+    for line in drift(list({row["key"]: row for row in (*rows, *front)}.values())):
         tell(line)
     return chosen
 

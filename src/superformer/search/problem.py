@@ -133,6 +133,10 @@ class Problem:
 
     # --- drawing ---
 
+    def check(self) -> None:
+        """Refuse limits that nobody can meet."""
+        self.draw(1, np.random.default_rng(0))
+
     def draw(self, n: int, rng: np.random.Generator) -> Genes:
         """``n`` random rows within the limits, every choice uniform as the papers sample, conditioned on the limits; rows may repeat.
 
@@ -164,7 +168,7 @@ class Problem:
             return None
         reach = Exact.of(self.space, tuple(exact), self.num_classes, self.img_size).range
         if any(low > reach[name][1] or high < reach[name][0] for name, (low, high) in exact.items()):
-            raise InfeasibleError(f"no architecture of {self.space.name} has {_limits(exact)}; reachable: {_limits(reach)}")
+            raise InfeasibleError(f"no architecture of {self.space.name} has {within(exact)}; reachable: {within(reach)}")
         rng = np.random.default_rng([self.seed, 0])
         genes = self.space.sample_genes(PROBE, rng)
         if self._share(genes, exact) >= OFTEN:
@@ -174,7 +178,7 @@ class Problem:
         costs = self.costs(genes)
         _, excess, _ = self._approach(1, *_closest(genes, self._excess(costs, exact)), rng, exact)
         if excess[0] > FAR:
-            raise InfeasibleError(f"no architecture of {self.space.name} has {_limits(exact)} together; reachable: {_limits(reach)}")
+            raise InfeasibleError(f"no architecture of {self.space.name} has {within(exact)} together; reachable: {within(reach)}")
         rare = min(exact, key=lambda name: (self._excess(costs, [name]) == 0).sum())
         one = self._tables_of({rare: exact[rare]})
         return one if self._share(one[0].draw(PROBE, rng, one[1]), exact) >= OFTEN else self._tables_of(exact)
@@ -214,8 +218,8 @@ class Problem:
 
     def _infeasible(self, drawn: int, ranges: Mapping[str, tuple[float, float]]) -> InfeasibleError:
         return InfeasibleError(
-            f"no architecture of {self.space.name} has {_limits(self.limits)}, as far as {drawn:,} draws and {STEPS * WALKERS:,} steps "
-            f"towards the limits tell; reached: {_limits(ranges)}"
+            f"no architecture of {self.space.name} has {within(self.limits)}, as far as {drawn:,} draws and {STEPS * WALKERS:,} steps "
+            f"towards the limits tell; reached: {within(ranges)}"
         )
 
     def _approach(
@@ -247,12 +251,11 @@ def _closest(genes: Genes, excess: Floats) -> tuple[Genes, Floats]:
 
 
 def _say(name: str, value: float) -> str:
-    if name in EXACT:
-        return f"{value:,.0f}"
-    return f"{value:.4g} s" if name == "latency" else say(name, value)
+    return f"{value:,.0f}" if name in EXACT else say(name, value)
 
 
-def _limits(limits: Mapping[str, tuple[float, float]]) -> str:
+def within(limits: Mapping[str, tuple[float, float]]) -> str:
+    """Limits, or what can be reached, in words."""
     return " and ".join(f"{_range(name, low, high)} {name}" for name, (low, high) in limits.items())
 
 

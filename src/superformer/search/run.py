@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from superformer import files, provenance
@@ -52,7 +51,7 @@ def search(
             task = ready(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
                 tell(line)
-            task.problem.draw(1, np.random.default_rng(0))  # limits that nobody can meet are refused before anything is read
+            task.problem.check()  # before anything is read
             opened = Opened.of(run, task.net, device=world.device)
             if world.first:
                 provenance.note(run.folder)

@@ -18,6 +18,7 @@ from superformer.run import Run
 from superformer.search.method import Method, method
 from superformer.search.options import Options
 from superformer.search.problem import Floats, Objective, Problem
+from superformer.search.reach import refuse, table_file
 from superformer.search.settings import chosen
 from superformer.space import Genes
 from superformer.telling import Tell
@@ -47,6 +48,8 @@ def ready(run: Run, limits: Limits, which: str | None, options: Options, changes
     own = chosen(recipe.search, which, changes)
     net = load_supernet(run.supernet_file)
     sought = options.sought(limits)
+    if World.join().first:
+        refuse(run.folder, net, run.facts()["img_size"], limits, options)
     asked = {*sought, *limits}
     table = _table(run, net, options, options.batch, tell) if "latency" in asked else None
     large = _table(run, net, options, options.throughput_batch, tell) if "throughput" in asked else None
@@ -81,7 +84,7 @@ def _memory(run: Run, net: Network, options: Options, tell: Tell) -> MemoryTable
 
 def _table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
     """The run's table of latencies, measured now if there is none that holds here. The first process measures for all."""
-    path = run.folder / f"latency-{options.runtime}-{options.threads}-{batch}.json"
+    path = table_file(run.folder, options, batch)
     world = World.join()
     if world.first and (found := _stored(path, options, batch, tell)) is None:
         tell(f"measuring the time that networks take for {batch} picture{'s' * (batch > 1)}, for about {options.table_seconds:g} s")
