@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from training import command, environment, superformer
 
 import superformer as sf
@@ -23,6 +26,7 @@ from superformer.run import RunError
 from superformer.search import front, racing
 from superformer.search import measured as module
 from superformer.search.run import search
+from superformer.search.scores import LEAST, parts
 
 WORDS = {"population": 12, "generations": 5}
 
@@ -161,6 +165,18 @@ def test_two_processes_find_the_same_front(trained_once: Path, tmp_path: Path) -
         fronts.append(json.loads((tmp_path / str(processes) / "front.json").read_text()))
     assert fronts[0]["front"] == fronts[1]["front"]
     assert fronts[0]["evaluated"] == fronts[1]["evaluated"]
+
+
+@given(st.lists(st.floats(1, 100), max_size=80), st.integers(1, 5))
+def test_processes_share_candidates_evenly(macs: list[float], processes: int) -> None:
+    """Taken one after the other by whoever is free, no process is left with much more than its share."""
+    sizes = [macs[part] for part in parts(np.asarray(macs), processes)]
+    assert [one for part in sizes for one in part] == macs
+    assert all(len(one) >= LEAST for one in sizes[:-1])
+    done = [0.0] * processes
+    for one in sizes:
+        done[int(np.argmin(done))] += sum(one)
+    assert max(done) <= sum(macs) / processes + LEAST * 100
 
 
 def test_a_latency_limit(trained: Path) -> None:

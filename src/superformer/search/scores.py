@@ -21,6 +21,8 @@ from superformer.train.world import World
 
 FINALISTS = 64
 """The most accurate candidates of a search, which are judged again on more pictures (`superformer.search.front`)."""
+PART, LEAST = 0.7, 4
+"""Of a process's share of the candidates that are left, what it takes at a time; and how many at least."""
 Also = Callable[[int], Mapping[str, float]]
 TIE = 1e-7
 """What a loss can change of a rank: less than a picture, of millions."""
@@ -51,9 +53,8 @@ def judged(
     world.spread([found])
     places = {a.path: k for k, a in reversed(list(enumerate(archs))) if math.isnan(float(found[k, 0]))}
     todo = sorted(places.values())  # of equal ones the first
-    start, mine = time.perf_counter(), _share([archs[k] for k in todo], todo, judge, world)
-    now = torch.zeros_like(found)
-    if mine:
+    start, now = time.perf_counter(), torch.zeros_like(found)
+    for mine in world.shared(_pieces([archs[k] for k in todo], todo, judge, world.size)):
         own = judge.scores([archs[k] for k in mine], None if race is None else race.of(mine))
         now[mine] = torch.tensor(own, dtype=torch.float64, device=world.device)
     now = world.mean(now) * world.size
@@ -69,14 +70,24 @@ def judged(
     return scores, len(todo)
 
 
-def _share(archs: Sequence[Arch], places: Sequence[int], judge: Evaluator, world: World) -> list[int]:
-    """The places that this process evaluates: neighbours in the order of `alike`, so that they share their beginnings, of equal MACs."""
-    order = np.asarray(alike(archs), dtype=np.int64)
-    if world.size > 1 and len(order):
-        macs = cost(judge.net.space, [archs[k] for k in order], judge.net.num_classes).macs.astype(np.float64)
-        middle = (macs.cumsum() - macs / 2) / macs.sum()
-        order = order[(middle * world.size).astype(np.int64) == world.rank]
-    return [places[k] for k in order]
+def _pieces(archs: Sequence[Arch], places: Sequence[int], judge: Evaluator, processes: int) -> list[list[int]]:
+    """What processes evaluate at a time: neighbours in the order of `alike`, which share their beginnings."""
+    order = alike(archs)
+    macs = cost(judge.net.space, [archs[k] for k in order], judge.net.num_classes).macs if order else np.zeros(0)
+    return [[places[k] for k in order[part]] for part in parts(macs.astype(np.float64), processes)]
+
+
+def parts(macs: Floats, processes: int) -> list[slice]:
+    """Candidates in parts, each a share of the MACs that are left, so that processes that take one after the other end together."""
+    if processes == 1:
+        return [slice(0, len(macs))] if len(macs) else []
+    out, start = list[slice](), 0
+    while start < len(macs):
+        left = macs[start:].cumsum()
+        end = start + max(int(np.searchsorted(left, PART * left[-1] / processes)), LEAST)
+        out.append(slice(start, min(end, len(macs))))
+        start = end
+    return out
 
 
 def accuracies(

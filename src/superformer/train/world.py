@@ -4,8 +4,10 @@ every batch, and gradients are averaged by hand: sub-networks leave most weights
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,9 @@ from torch import Tensor
 
 BUCKET = 8 * 2**20
 """Elements that travel together."""
+T = TypeVar("T")
+_works = count()
+"""Of work that processes share: they begin the same works in the same order."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,15 @@ class World:
         told = torch.tensor(float(flag), device=self.device)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         return bool(told)
+
+    def shared(self, pieces: Sequence[T]) -> Iterator[T]:
+        """The pieces of a piece of work that fall to this process: each goes to the one that is free first. All have the same pieces."""
+        if self.size == 1:
+            yield from pieces
+            return
+        name, store = f"superformer/{next(_works)}", dist.distributed_c10d._get_default_store()
+        while (k := store.add(name, 1) - 1) < len(pieces):
+            yield pieces[k]
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the first one's values."""
