@@ -17,7 +17,7 @@ from superformer.evaluation.score import Score
 from superformer.search import method, pareto, racing
 from superformer.search.options import Options, split
 from superformer.search.racing import race
-from superformer.search.scores import ranked
+from superformer.search.scores import agreed, ranked
 
 SEARCHES = {
     "evolution": {"first": 30, "rounds": 8, "parents": 6, "mutants": 12, "crossovers": 12},
@@ -75,6 +75,18 @@ def test_ranks_are_accuracies_and_of_equals_the_lower_loss_is_first(given_):
         for (b, y), s in zip(given_, rank, strict=True):
             x_, y_ = (math.inf if math.isnan(v) else v for v in (x, y))
             assert (r > s) == ((a, -x_) > (b, -y_))
+
+
+@given(scores)
+def test_who_is_better_in_both_is_better_by_both_together(given_):
+    places = agreed([Score(*pair) for pair in given_])
+    both = [(a, -math.inf if math.isnan(x) else -x) for a, x in given_]
+    for one, place in zip(both, places, strict=True):
+        for other, its in zip(both, places, strict=True):
+            if one != other and one[0] >= other[0] and one[1] >= other[1]:
+                assert place > its
+            if one == other:
+                assert place == its
 
 
 def test_words_of_a_race():

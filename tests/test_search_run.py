@@ -22,11 +22,12 @@ import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
 from superformer.evaluation.report import evaluate
+from superformer.evaluation.score import Score
 from superformer.run import RunError
 from superformer.search import front, racing
 from superformer.search import measured as module
 from superformer.search.run import search
-from superformer.search.scores import LEAST, parts
+from superformer.search.scores import LEAST, agreed, parts
 
 WORDS = {"population": 12, "generations": 5}
 
@@ -58,9 +59,10 @@ def test_accuracy_and_loss_are_kept_and_equals_are_told_apart_by_loss(trained: P
     first = found["front"][0]
     assert first["accuracy"] == max(v["accuracy"] for v in inside)
     assert first["loss"] == min(v["loss"] for v in inside if v["accuracy"] == first["accuracy"])
-    again = {v["moved_accuracy"]: v["accuracy"] for v in values if "moved_accuracy" in v}
-    assert sum("moved_accuracy" in v for v in values) == min(64, len(inside))
-    assert again[max(again)] == pytest.approx(best["accuracy"])
+    again = [v for v in values if "moved_accuracy" in v]
+    assert len(again) == min(64, len(inside))
+    places = agreed([Score(v["moved_accuracy"], v["moved_loss"]) for v in again])
+    assert best["loss"] in [v["loss"] for v, place in zip(again, places, strict=True) if place == places.max()]
 
 
 def test_a_history_from_before_losses_were_kept_still_serves(trained: Path) -> None:
@@ -91,6 +93,7 @@ def test_a_race_ends_with_the_same_front(
     monkeypatch.setattr(evaluator, "LAP", 4)
     for finals in (front, racing):
         monkeypatch.setattr(finals, "FINALISTS", 8)
+    monkeypatch.setattr(front, "JUDGED", 4)
     shutil.copytree(trained, tmp_path / "raced")
     whole = search(trained, {"macs": (0, 3e5)}, method, words)
     raced = search(tmp_path / "raced", {"macs": (0, 3e5)}, method, {**words, "racing": True})

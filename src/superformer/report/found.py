@@ -107,7 +107,7 @@ def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
         told += f"{counted(len(rows), 'network')} make up the front of {objectives}: no other was at least as good in all and better in one"
         told += " (of equal accuracy the lower loss counts as better). " if "loss" in rows[0] else ". "
     if any("moved_accuracy" in record.values for record in points.records):
-        told += "The most accurate were judged again, also on moved copies of the pictures, to choose the best. "
+        told += "Of the most accurate, the best was chosen by accuracy and loss together, also on moved copies of the pictures. "
     along = "go along the front, with Shift through every network by cost" if rows else "go through the networks by cost"
     how = f"Point or tap to see values, click to draw the network. With the keyboard: arrow keys {along}; Enter draws it."
     chart = tag(

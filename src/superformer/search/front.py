@@ -14,7 +14,7 @@ from superformer.evaluation.score import Score
 from superformer.search import pareto
 from superformer.search.history import Evaluation, History, Record
 from superformer.search.measured import Row, best_measured, measured
-from superformer.search.scores import FINALISTS, ranked
+from superformer.search.scores import FINALISTS, JUDGED, agreed, ranked
 from superformer.search.show import say
 from superformer.search.task import Task
 from superformer.space.arch import Arch
@@ -29,8 +29,9 @@ SHOWN = 8
 def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> dict[str, Any]:
     """The front over everything that the history knows of this supernet, from the most accurate down, and the best of it.
 
-    Of equal accuracy the lower loss counts as the better (`superformer.search.scores.ranked`). The ``FINALISTS`` most accurate of all are
-    judged ``again``, on more pictures, to choose the best; it is among the rows even if another one was better on the fewer pictures.
+    Of equal accuracy the lower loss counts as the better (`superformer.search.scores.ranked`). To choose the best of the ``FINALISTS`` most
+    accurate, those that are first by accuracy and loss together (`superformer.search.scores.agreed`) are judged ``again``, on more
+    pictures, and so compared; it is among the rows even if another one is more accurate on the fewer pictures.
     """
     space, problem = task.net.space, task.problem
     known = history.all()
@@ -57,10 +58,10 @@ def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> 
     rows = {k: row(k) for k in sort(best)}
     first: list[int] = []
     if again is not None:
-        first = sort(inside)[:FINALISTS]
-        tell(f"judging the {len(first)} most accurate again, on the search split and moved copies of it: {again.pictures} pictures")
+        first = _best(sort(inside)[:FINALISTS], [_score(r.values) for r in known])[:JUDGED]
+        tell(f"judging the {len(first)} best again, on the search split and moved copies of it: {again.pictures} pictures")
         judged = _again([known[k] for k in first], [archs[k] for k in first], again, history)
-        first = [first[n] for n in np.argsort(-ranked(judged), kind="stable")]
+        first = _best(first, dict(zip(first, judged, strict=True)))
     order = {k: rows.get(k) or row(k) for k in [*first, *rows]}
     chosen = best_measured(task, list(order.values()), list(rows.values()), tell)
     rows |= {k: found for k, found in order.items() if found is chosen}
@@ -83,6 +84,12 @@ def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> 
 
 def _score(values: Mapping[str, float], which: str = "") -> Score:
     return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
+
+
+def _best(places: Sequence[int], scores: Mapping[int, Score] | Sequence[Score]) -> list[int]:
+    """Candidates from the best down, by accuracy and loss together; equal ones stay in their order."""
+    order = np.argsort(-agreed([scores[k] for k in places]), kind="stable")
+    return [places[n] for n in order]
 
 
 def _again(known: Sequence[Record], archs: Sequence[Arch], judge: Evaluator, history: History) -> list[Score]:

@@ -19,8 +19,8 @@ from superformer.search.problem import Floats
 from superformer.space.arch import Arch
 from superformer.train.world import World
 
-FINALISTS = 64
-"""The most accurate candidates of a search, which are judged again on more pictures (`superformer.search.front`)."""
+FINALISTS, JUDGED = 128, 64
+"""The most accurate candidates of a search, and how many of them are judged again, on more pictures (`superformer.search.front`)."""
 PART, LEAST = 0.7, 4
 """Of a process's share of the candidates that are left, what it takes at a time; and how many at least."""
 Also = Callable[[int], Mapping[str, float]]
@@ -110,6 +110,22 @@ def ranked(scores: Sequence[Score]) -> Floats:
     """
     accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
     found: Floats = accuracy - TIE * (1 - 1 / (1 + np.where(np.isnan(loss), np.inf, loss)))
+    return found
+
+
+def agreed(scores: Sequence[Score]) -> Floats:
+    """How good candidates are by accuracy and loss together: the sum of their places in both orders, the worst first.
+
+    Of a few hundred pictures, the best one in accuracy was lucky with some; a loss is less a matter of luck, but not what is sought.
+    """
+    accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
+    return _places(accuracy) + _places(-np.where(np.isnan(loss), np.inf, loss))
+
+
+def _places(values: Floats) -> Floats:
+    """In ascending order, from 1; equal values share the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    found: Floats = (counts.cumsum() - (counts - 1) / 2)[which]
     return found
 
 
