@@ -124,6 +124,8 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     rows = [{c: f"{100 * row[c]:.2f} %" if c == "accuracy" else row[c] for c in columns} for row in done.rows]
     console.print(table(rows, "Accuracy on the test split"))
     say(f"The network is in {done.model}")
+    if done.rows and done.rows[-2]["accuracy"] > done.rows[-1]["accuracy"]:  # inherited, then as it is now
+        say(f"On these pictures the inherited weights are better; superformer export --run {run} --arch {arch} --to onnx hands those over")
     say(f"Next: superformer export --run {run} --to onnx", dim=True)
 
 

@@ -76,9 +76,9 @@ def _limit(inputs: Inputs, name: str, value: object) -> Markup | str | None:
 
 
 def _tested(inputs: Inputs, key: str) -> Row | None:
-    """The best test accuracy of a network: retrained, or with inherited weights."""
+    """The test accuracy of a network as the run hands it over: as it was retrained last."""
     rows = [r for r in inputs.retrained if r.get("key") == key and number(r.get("accuracy")) is not None]
-    return max(rows, key=lambda r: float(r["accuracy"]), default=None)
+    return rows[-1] if rows else None
 
 
 def _weights(row: Row) -> str:
