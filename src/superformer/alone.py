@@ -14,10 +14,11 @@ from rich.console import Console
 from superformer import data
 from superformer.evaluation.opened import Opened
 from superformer.families.base import Network
+from superformer.files import CONFIG
 from superformer.recipes import Recipe
 from superformer.run import Run
 from superformer.space.arch import Arch
-from superformer.stored import CONFIG, save_network
+from superformer.stored import save_network
 from superformer.train.loop import train
 from superformer.train.world import World
 

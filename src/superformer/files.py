@@ -15,6 +15,8 @@ from superformer.errors import StoppedError, SuperformerError
 
 PARTIAL = ".partial"
 """What unfinished files end in."""
+CONFIG = "config.json"
+"""By which a folder with a network is known."""
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from superformer.catalogue import models
 from superformer.cost import RUNTIMES
 from superformer.errors import SuperformerError, nearest
+from superformer.files import CONFIG
 from superformer.run import Run
 from superformer.space.arch import Arch
 
 MOST = 8
 """Networks of a front: the most accurate ones."""
-CONFIG = "config.json"
 
 
 class Meant(NamedTuple):
@@ -59,11 +59,10 @@ def unknown(what: str) -> SuperformerError:
 
 
 def _of_run(run: Run, which: Sequence[str]) -> list[Meant]:
-    retrained = run.folder / "model"
     if which:
         return [Meant("model", folder=run.model()) if word == "model" else Meant(word, run.arch(word)) for word in which]
     run.trained()
-    out = [Meant("model", folder=retrained)] if (retrained / CONFIG).exists() else []
+    out = [Meant("model", folder=run.model())] if run.retrained else []
     rows = run.front()["front"][:MOST] if run.front_file.exists() or not out else []
     return out + [Meant(row["key"], Arch.from_json(json.dumps(row["arch"]))) for row in rows]
 

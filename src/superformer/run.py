@@ -131,12 +131,15 @@ class Run:
 
     def model(self) -> Path:
         """The folder of the retrained network."""
-        folder = self.folder / "model"
-        if not (folder / "config.json").exists():
+        if not self.retrained:
             raise RunError(
                 f"{self.folder} has no retrained network yet: superformer retrain --run {self.folder}, or --arch best for inherited weights"
             )
-        return folder
+        return self.folder / "model"
+
+    @property
+    def retrained(self) -> bool:
+        return (self.folder / "model" / files.CONFIG).exists()
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -47,7 +47,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def _state(run: Run) -> str:
-    if (run.folder / "model" / "config.json").exists():
+    if run.retrained:
         return "retrained"
     if run.front_file.exists():
         return "searched"

@@ -15,9 +15,10 @@ from superformer import files
 from superformer.build import model
 from superformer.errors import SuperformerError
 from superformer.families.base import Network
+from superformer.files import CONFIG
 from superformer.space.arch import Arch, expect, load_json
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 PREPARED = ("crop", "interpolation")
 """How pictures are cut and resized (`superformer.data.frames.Frame`)."""
 TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from superformer import files
 from superformer.errors import SuperformerError, nearest
+from superformer.files import CONFIG
 from superformer.telling import doing
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 FORMATS = {"onnx": "onnx", "timm": "timm_folder", "hf": "hf"}
 """The module of each format."""
 TOOLS = {"onnx": "ONNX Runtime", "timm": "timm", "hf": "transformers without superformer"}
-CONFIG = "config.json"
 MARKS = {"timm": ("architecture", "superformer"), "hf": ("model_type", "superformer")}
 """By what the configuration of an export is known."""
 

@@ -18,7 +18,8 @@ from superformer.errors import StoppedError
 from superformer.export.code import sources
 from superformer.export.proof import Floats, need, preparation
 from superformer.families import family
-from superformer.stored import CONFIG, WEIGHTS, Stored, save_network
+from superformer.files import CONFIG
+from superformer.stored import WEIGHTS, Stored, save_network
 
 CONFIGURATION, MODELING = "configuration_superformer", "modeling_superformer"
 AUTO_MAP = {

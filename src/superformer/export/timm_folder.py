@@ -11,7 +11,8 @@ import torch
 from superformer import files
 from superformer.export.proof import Floats, preparation
 from superformer.export.timm_entry import ENTRY
-from superformer.stored import CONFIG, Stored, save_network
+from superformer.files import CONFIG
+from superformer.stored import Stored, save_network
 
 
 def write(stored: Stored, folder: Path) -> None:
