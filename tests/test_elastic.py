@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import superformer as sf
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, fixed, masked
+from superformer.elastic.depthwise import depthwise, input_gradient, kernel_gradient, with_margins
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear
 from superformer.elastic.positions import resized
 from superformer.elastic.relative import RelativePosition
@@ -121,15 +124,35 @@ def test_frozen_weights_get_no_gradient():
     assert net.head.weight.grad is not None
 
 
-def test_autocast():
-    net, x = sf.supernet("vitas-block", 10), torch.randn(2, 3, 224, 224)
-    arch = net.space.sample(1)[0]
+@pytest.mark.parametrize(("space", "size"), [("vitas-block", 224), ("nasvit", 192), ("vitas-resnet50", 64), ("vitas-twins-tiny", 64)])
+def test_autocast(space, size):
+    torch.manual_seed(0)
+    net, x = sf.supernet(space, 10), torch.randn(2, 3, size, size)
+    arch = net.space.smallest()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, z = net(x, arch), net.extract(arch)(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y, z, rtol=0.05, atol=0.05)
-    y.float().sum().backward()
-    assert net.head.weight.grad.dtype == torch.float32
+    y.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+    assert net.head.weight.grad.abs().sum() > 0
+
+
+@given(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from([1, 3, 5, 7]), st.sampled_from([1, 2]))
+def test_depthwise_gradients_by_columns_are_those_of_torch(batch, rows, columns, channels, size, stride):
+    x = torch.randn(batch, rows, columns, channels, dtype=torch.float64, requires_grad=True)
+    kernel = torch.randn(channels, 1, size, size, dtype=torch.float64, requires_grad=True)
+    expected = F.conv2d(x.permute(0, 3, 1, 2), kernel, None, stride, size // 2, groups=channels).permute(0, 2, 3, 1)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, kernel), grad)
+    with mock.patch("superformer.elastic.depthwise.MANY", 0):
+        out = depthwise(x, kernel, None, stride)
+        got = torch.autograd.grad(out, (x, kernel), grad)
+        again = kernel_gradient(grad, with_margins("test", x, kernel).copy_(x.detach()), kernel.detach(), stride)
+        back = input_gradient(grad, x.shape, kernel.detach(), stride)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close((back, again), wanted)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (7, 7, 0), (3, 1, 1), (2, 2, 0)])

@@ -13,7 +13,7 @@ from strategies import sharings, spaces
 from test_laws import double, pictures
 
 import superformer as sf
-from superformer.elastic.conv import BatchNorm
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Evaluator, needs_recalibration
 from superformer.evaluation.score import Race

@@ -38,7 +38,7 @@ def test_supernet():
 
 
 def test_recalibration():
-    """Statistics averaged over batches, as the released evaluation does it."""
+    """Statistics averaged over batches, as the released evaluation does it (whose float32 is 2e-6 from what float64 gives)."""
     meta, state, _ = load("nasvit", "smallest")
     expected = np.load(FIXTURES / "nasvit" / "_training" / "bn_calibration_smallest.npz")
     net = sf.recalibrate(sf.official.model("nasvit", meta["arch"], state), (pictures(224, seed, 4) for seed in (200, 201, 202)))
@@ -46,8 +46,8 @@ def test_recalibration():
     with torch.no_grad():
         agree(net(pictures(192)), expected["logits"])
     for ours, theirs in ((net.stem_norm, "first_conv.bn"), (net.final_norm, "last_conv.0.bn")):
-        np.testing.assert_allclose(ours.running_mean.numpy(), expected[f"mean/{theirs}"], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(ours.running_var.numpy(), expected[f"var/{theirs}"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(ours.running_mean.numpy(), expected[f"mean/{theirs}"], rtol=1e-4, atol=5e-6)
+        np.testing.assert_allclose(ours.running_var.numpy(), expected[f"var/{theirs}"], rtol=1e-4, atol=5e-6)
 
 
 def test_published_figures():

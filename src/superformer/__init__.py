@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superformer.build import model, supernet
     from superformer.cost import cost
     from superformer.draw import draw
-    from superformer.elastic.conv import recalibrate
+    from superformer.elastic.batchnorm import recalibrate
     from superformer.families import register as register_family
     from superformer.recipes import resolve as recipe
     from superformer.run import Run
@@ -36,7 +36,7 @@ __all__ = [
 lazy(__name__, {
     "Arch": "space.arch:Arch", "Space": "space:Space", "Stage": "space:Stage", "cost": "cost:cost", "draw": "draw:draw",
     "model": "build:model", "models": "spaces:models", "official": "official", "ratio": "space:ratio",
-    "recalibrate": "elastic.conv:recalibrate", "register_family": "families:register", "sharing": "sharing", "space": "spaces:space",
+    "recalibrate": "elastic.batchnorm:recalibrate", "register_family": "families:register", "sharing": "sharing", "space": "spaces:space",
     "spaces": "spaces:spaces", "supernet": "build:supernet", "times": "space:times", "Run": "run:Run",
     "recipe": "recipes:resolve", "train": "train.loop:train",
 })  # fmt: skip

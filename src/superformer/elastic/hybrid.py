@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from superformer.elastic.attend import unpack
 from superformer.elastic.axis import Axis, View
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.bias import lookup
 from superformer.elastic.block import Cell, Phase
-from superformer.elastic.conv import BatchNorm, MapConv
+from superformer.elastic.conv import MapConv
 from superformer.elastic.count import NOTHING, Cost, Count
-from superformer.elastic.inverted import widen
+from superformer.elastic.inverted import SqueezeExcite, narrow, widen
 from superformer.elastic.layers import LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
 from superformer.elastic.pass_ import Pass, Step
-from superformer.elastic.scratch import few_at_a_time
+from superformer.elastic.scratch import IN_CACHE, few_at_a_time
 from superformer.elastic.talking import talking
 from superformer.errors import SuperformerError
-
-IN_CACHE = 2**21
-"""Numbers of a map that stay in the cache between two operations."""
 
 
 def divisible(channels: Count) -> Count:
@@ -32,22 +30,6 @@ def divisible(channels: Count) -> Count:
     out = (channels + 4) // 8 * 8
     out = out + 8 * (out == 0)
     return out + 8 * (10 * out < 9 * channels)
-
-
-class SqueezeExcite(nn.Module):
-    """Each channel scaled by a function of the means of all."""
-
-    def __init__(self, mid: Axis, squeezed: Axis):
-        super().__init__()
-        self.reduce = Linear(mid, squeezed)
-        self.expand = Linear(squeezed, mid)
-
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        gate = F.hardsigmoid(self.expand(F.relu(self.reduce(x.mean((1, 2)), view)), view))
-        return x * gate[:, None, None]
-
-    def cost(self, widths: Widths) -> Cost:
-        return self.reduce.cost(widths, 1) + self.expand.cost(widths, 1)
 
 
 class MBConv(Optional):
@@ -80,10 +62,7 @@ class MBConv(Optional):
             y = widen(x, self.expand, self.expand_norm, self.depthwise, view)
         else:
             y = self.depthwise(x, view)
-        y = self.depthwise_norm(y, view, swish=True)
-        if self.excite is not None:
-            y = self.excite(y, view)
-        y = self.point_norm(self.point(y, view), view)
+        y = self.point_norm(narrow(y, self.depthwise_norm, self.excite, self.point, view), view)
         out: Tensor = y + self._short(x, view)
         return out
 

@@ -1,39 +1,33 @@
-"""The widening half of an inverted residual: a 1x1 convolution, batch norm, swish, and a depthwise convolution, as one operation.
+"""An inverted residual as two operations, each without the largest maps of the network in its memory.
 
-Between its convolutions lies the largest map of the network, six times as wide as what comes in. Two things make it cheap:
+`widen`: a 1x1 convolution, batch norm, swish, and a depthwise convolution. `narrow`: batch norm, swish, squeeze-excite, and a 1x1
+convolution. Between them lie maps six times as wide as what comes in; what makes them cheap:
 
 * Batch norm of a linear map needs no pass over its output. With x the input (rows: positions), z = x W^T has the mean W mean(x) and the
   variance diag(W Cov(x) W^T), so norm and convolution are one product with scaled rows of W. The same holds backwards: with D the
   gradient after the norm, D^T x and the column sums of D give every gradient.
-* Nothing of that map is kept; the backward pass computes it again from x, one product.
+* A gate for each channel of a picture is a scale for the columns of the matrix that follows: a product with another matrix for each
+  picture. Its gradients follow from those of these matrices.
+* Of those maps only the depthwise convolution's output is kept; the backward pass computes the others again.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from superformer.elastic.axis import View
-from superformer.elastic.conv import BatchNorm, MapConv
-from superformer.elastic.scratch import scratch
-from superformer.elastic.synced import is_synced
-
-
-def _depthwise(x: Tensor, kernel: Tensor, stride: int) -> Tensor:
-    return F.conv2d(x.permute(0, 3, 1, 2), kernel, None, stride, kernel.shape[-1] // 2, groups=len(kernel)).permute(0, 2, 3, 1)
-
-
-def _depthwise_backward(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Gradients of the input and of the kernel. At stride 1 the first is a convolution itself, with the kernel turned round."""
-    pad, plain = kernel.shape[-1] // 2, stride == 1
-    back, dkernel, _ = torch.ops.aten.convolution_backward(
-        grad, x, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [not plain, True, False]
-    )
-    return F.conv2d(grad, kernel.flip(2, 3), None, 1, pad, groups=len(kernel)) if plain else back, dkernel
+from superformer.elastic.axis import Axis, View
+from superformer.elastic.batchnorm import BatchNorm, Normed
+from superformer.elastic.conv import MapConv
+from superformer.elastic.count import Cost
+from superformer.elastic.depthwise import depthwise, input_gradient, kernel_gradient, with_margins
+from superformer.elastic.layers import Linear, Widths
+from superformer.elastic.scratch import IN_CACHE, few_at_a_time, scratch
 
 
 class _Widen(torch.autograd.Function):
@@ -63,7 +57,7 @@ class _Widen(torch.autograd.Function):
         ctx.save_for_backward(x, w, gamma, beta, kernel, mean.clone(), spread, centre, covariance)
         ctx.stride = stride
         wide = _Widen._norm(rows, w, gamma, beta, mean, spread).view(*x.shape[:-1], -1)
-        out = _depthwise(F.silu(wide, inplace=True), kernel, stride)
+        out = depthwise(F.silu(wide, inplace=True), kernel, None, stride)
         if training:
             var.mul_(len(rows) / max(len(rows) - 1, 1))
         return out
@@ -80,10 +74,12 @@ class _Widen(torch.autograd.Function):
         x, w, gamma, beta, kernel, mean, spread, centre, covariance = ctx.saved_tensors
         rows, n = x.reshape(-1, x.shape[-1]), x.numel() // x.shape[-1]
         y = _Widen._norm(rows, w, gamma, beta, mean, spread).view(*x.shape[:-1], -1)
-        active = torch.ops.aten.silu.out(y, out=scratch("active", y.shape, y)).permute(0, 3, 1, 2)
-        back, dkernel = _depthwise_backward(grad.permute(0, 3, 1, 2), active, kernel, ctx.stride)
-        back = back.permute(0, 2, 3, 1)
-        d = torch.ops.aten.silu_backward.grad_input(back, y, grad_input=y).view(n, -1)
+        active = torch.ops.aten.silu.out(y, out=with_margins("active", y, kernel))
+        dkernel = kernel_gradient(grad, active, kernel, ctx.stride)
+        for few in few_at_a_time(len(y), max(1, IN_CACHE // y[0].numel())):
+            back = input_gradient(grad[few], y[few].shape, kernel, ctx.stride)
+            torch.ops.aten.silu_backward.grad_input(back, y[few], grad_input=y[few])
+        d = y.view(n, -1)
 
         scale, sums, products = gamma * spread, d.sum(0), d.t() @ rows
         if centre is None:  # the statistics are given
@@ -99,19 +95,110 @@ class _Widen(torch.autograd.Function):
         return dx.view(x.shape), dw, dgamma, sums, dkernel, None, None, None, None, None
 
 
-def widen(x: Tensor, expand: MapConv, norm: BatchNorm, depthwise: MapConv, view: View) -> Tensor:
-    """depthwise(swish(norm(expand(x))))."""
-    if is_synced(norm):
-        synced: Tensor = depthwise(norm(expand(x, view), view, swish=True), view)
-        return synced
-    w, kernel = expand.selected("weight", view).flatten(1), depthwise.selected("weight", view)
+def widen(x: Tensor, expand: MapConv, norm: BatchNorm, conv: MapConv, view: View) -> Tensor:
+    """conv(swish(norm(expand(x)))), conv depthwise."""
+    if not norm.by_hand(x):
+        plain: Tensor = conv(norm(expand(x, view), view, swish=True), view)
+        return plain
+    w, kernel = expand.selected("weight", view).flatten(1), conv.selected("weight", view)
     gamma, beta = norm.selected("weight", view), norm.selected("bias", view)
     mean, var = norm.statistics(view)
-    if torch.is_grad_enabled() or norm.training:
-        out: Tensor = _Widen.apply(x, w, gamma, beta, kernel, mean, var, norm.training, norm.eps, depthwise.step)
-        if norm.training:
-            norm.update(mean, var, view)
-        return out
-    scale = gamma * torch.rsqrt(var + norm.eps)
-    wide = F.linear(x, w * scale[:, None], beta - mean * scale)
-    return _depthwise(F.silu(wide, inplace=True), kernel, depthwise.step)
+    out: Tensor = _Widen.apply(x, w, gamma, beta, kernel, mean, var, norm.training, norm.eps, conv.step)
+    if norm.training:
+        norm.update(mean, var, view)
+    return out
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel scaled by a function of the means of all."""
+
+    def __init__(self, mid: Axis, squeezed: Axis):
+        super().__init__()
+        self.reduce = Linear(mid, squeezed)
+        self.expand = Linear(squeezed, mid)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        gate = F.hardsigmoid(self.expand(F.relu(self.reduce(x.mean((1, 2)), view)), view))
+        return x * gate[:, None, None]
+
+    def cost(self, widths: Widths) -> Cost:
+        return self.reduce.cost(widths, 1) + self.expand.cost(widths, 1)
+
+
+class _Narrow(torch.autograd.Function):
+    """``gates``: the two matrices and biases of the squeeze-excite, if there is one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float, *gates: Tensor
+    ) -> Tensor:
+        y = scratch("wide", x.shape, x)
+        normed = Normed.run(x, gamma, beta, mean, var, training, eps, y)
+        active = F.silu(y, inplace=True).flatten(1, 2)
+        ctx.training, ctx.inner = training, _Gate.run(active, gates) if gates else None
+        ctx.save_for_backward(w, *gates, *normed)
+        if ctx.inner is None:
+            return F.linear(active, w).view(*x.shape[:-1], -1)
+        return torch.bmm(active, (w * ctx.inner.gate[:, None]).transpose(1, 2)).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        w, *gates = ctx.saved_tensors[:-5]
+        normed = Normed(*ctx.saved_tensors[-5:])
+        y = normed.again()
+        active = torch.ops.aten.silu.out(y, out=scratch("active", y.shape, y)).flatten(1, 2)
+        there, dgates = grad.reshape(*active.shape[:-1], -1), ()
+        if ctx.inner is None:
+            dw = there.flatten(0, 1).t() @ active.flatten(0, 1)
+            torch.mm(there.flatten(0, 1), w, out=active.flatten(0, 1))
+        else:
+            each = torch.bmm(there.transpose(1, 2), active)
+            dw = (each * ctx.inner.gate[:, None]).sum(0)
+            dmean, dgates = ctx.inner.backward((each * w).sum(1), gates)
+            share = (dmean / active.shape[1])[:, None].expand_as(active)
+            torch.baddbmm(share, there, w * ctx.inner.gate[:, None], out=active)
+        torch.ops.aten.silu_backward.grad_input(active.view_as(y), y, grad_input=y)
+        dx, dgamma, dbeta = normed.backward(y, ctx.training)
+        return dx, dw, dgamma, dbeta, None, None, None, None, *dgates
+
+
+class _Gate(NamedTuple):
+    """The squeeze-excite of one pass: the means of the channels of each picture, what they are squeezed to, and the gate before and
+    after its sigmoid."""
+
+    means: Tensor
+    squeezed: Tensor
+    excited: Tensor
+    gate: Tensor
+
+    @classmethod
+    def run(cls, active: Tensor, gates: Sequence[Tensor]) -> _Gate:
+        reduce, reduce_bias, expand, expand_bias = gates
+        means = active.mean(1)
+        squeezed = F.relu(F.linear(means, reduce, reduce_bias))
+        excited = F.linear(squeezed, expand, expand_bias)
+        return cls(means, squeezed, excited, F.hardsigmoid(excited))
+
+    def backward(self, grad: Tensor, gates: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Gradients of the means, and of the matrices and biases."""
+        outer = torch.ops.aten.hardsigmoid_backward(grad, self.excited)
+        inner = (outer @ gates[2]) * (self.squeezed > 0)
+        return inner @ gates[0], (inner.t() @ self.means, inner.sum(0), outer.t() @ self.squeezed, outer.sum(0))
+
+
+def narrow(x: Tensor, norm: BatchNorm, excite: SqueezeExcite | None, point: MapConv, view: View) -> Tensor:
+    """point(excite(swish(norm(x))))."""
+    if not norm.by_hand(x):
+        y = norm(x, view, swish=True)
+        plain: Tensor = point(y if excite is None else excite(y, view), view)
+        return plain
+    w, gamma, beta = point.selected("weight", view).flatten(1), norm.selected("weight", view), norm.selected("bias", view)
+    mean, var = norm.statistics(view)
+    gates = (
+        () if excite is None else (layer.selected(name, view) for layer in (excite.reduce, excite.expand) for name in ("weight", "bias"))
+    )
+    out: Tensor = _Narrow.apply(x, w, gamma, beta, mean, var, norm.training, norm.eps, *gates)
+    if norm.training:
+        norm.update(mean, var, view)
+    return out

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+IN_CACHE = 2**21
+"""Numbers of a map that stay in the cache between two operations."""
+
 _own = threading.local()
 
 

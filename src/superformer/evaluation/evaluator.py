@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superformer import data
-from superformer.elastic.conv import BatchNorm
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.synced import synchronise
 from superformer.errors import SuperformerError
 from superformer.evaluation.moved import copies, number

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from superformer import data
-from superformer.elastic.conv import recalibrate
+from superformer.elastic.batchnorm import recalibrate
 from superformer.evaluation.evaluator import CALIBRATION, FEW, Evaluator
 from superformer.families.base import Network
 from superformer.recipes import Recipe

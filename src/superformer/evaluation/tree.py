@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.conv import BatchNorm
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.pass_ import Pass, Step
 from superformer.families.base import Network
 from superformer.space.arch import Arch

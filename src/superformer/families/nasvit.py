@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superformer.elastic.axis import Axis, fixed
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.block import Cell
-from superformer.elastic.conv import BatchNorm, MapConv, kernel_axis
+from superformer.elastic.conv import MapConv, kernel_axis
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.hybrid import MBConv, MBConvCell, TransformerAxes, TransformerCell, divisible
 from superformer.elastic.layers import Linear

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, View, fixed
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.block import Cell, Phase
-from superformer.elastic.conv import BatchNorm, MapConv
+from superformer.elastic.conv import MapConv
 from superformer.elastic.count import Cost, Count
 from superformer.elastic.layers import Widths
 from superformer.elastic.pass_ import Pass, Step

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, Dim, Packed
 from superformer.elastic.block import Mlp
-from superformer.elastic.hybrid import HybridMlp, MBConv, SqueezeExcite, TransformerCell
+from superformer.elastic.hybrid import HybridMlp, MBConv, TransformerCell
+from superformer.elastic.inverted import SqueezeExcite
 from superformer.elastic.layers import Elastic
 from superformer.elastic.shifted import WindowAttention
 from superformer.elastic.spatial import SpatialAttention
