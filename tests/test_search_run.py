@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -226,6 +227,13 @@ def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.Monkey
 def test_mistakes(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(sf.InfeasibleError, match="reachable"):
         search(trained, {"macs": (0, 10)})
+    with pytest.raises(sf.InfeasibleError, match=r"reached: \d.* ms to \d.* ms latency, by the smallest and the largest network$"):
+        search(trained, {"latency": (0, 1e-7)})
+    with mock.patch("superformer.cost.runtimes.onnxruntime", side_effect=AssertionError("a network was built")):
+        for limits in ({"latency": (0.0, 1e-7)}, {"throughput": (1e9, np.inf)}):
+            with pytest.raises(sf.InfeasibleError, match="runtime=onnx is not 30 times as fast"):
+                search(trained, limits, changes={"runtime": "onnx"})
+    assert not list(trained.glob("latency-*"))
     with pytest.raises(SuperformerError, match="did you mean 'nsga2'"):
         search(trained, {}, "nsga")
     with pytest.raises(SuperformerError, match="did you mean 'population'"):

@@ -15,6 +15,8 @@ from superformer.search.problem import EXACT, Problem, within
 APART = 2.0
 """How many times beyond the smallest and the largest network a limit lies that is refused here. Others may be somewhat cheaper than the
 smallest; whether limits that are nearer can be met, `superformer.search.problem` finds out."""
+FASTER = 30.0
+"""No runtime is so many times as fast as torch itself, which can run a network at once: limits that are further off are refused by that."""
 SECONDS = 0.2
 """To measure each of the two."""
 
@@ -35,17 +37,16 @@ def refuse(folder: Path, net: Network, img_size: int, limits: Mapping[str, Ends]
     if not asked:
         return
     models = [net.extract(arch).eval() for arch in (net.space.smallest(), net.space.largest())]
-    for name in asked:
-        if name == "memory":
-            values = [float(peak_memory(model, img_size)) for model in models]
-        else:
-            times = measure_in_turn(
-                models, img_size, batch=batches[name], threads=options.threads, runtime=options.runtime, seconds=SECONDS
-            )
-            values = [t.median if name == "latency" else batches[name] / t.median for t in times]
-        low, high = limits[name]
-        if high < min(values) / APART or low > max(values) * APART:
-            raise InfeasibleError(
-                f"no architecture of {net.space.name} has {within({name: limits[name]})}; "
-                f"reached: {within({name: (min(values), max(values))})}, by the smallest and the largest network"
-            )
+    for runtime, apart in {"eager": FASTER, options.runtime: APART}.items():
+        for name in asked:
+            if name == "memory":
+                values = [float(peak_memory(model, img_size)) for model in models]
+            else:
+                times = measure_in_turn(models, img_size, batch=batches[name], threads=options.threads, runtime=runtime, seconds=SECONDS)
+                values = [t.median if name == "latency" else batches[name] / t.median for t in times]
+            low, high = limits[name]
+            if high < min(values) / apart or low > max(values) * apart:
+                reached = f"{within({name: (min(values), max(values))})}, by the smallest and the largest network"
+                if runtime != options.runtime:
+                    reached += f" in torch; runtime={options.runtime} is not {apart:.0f} times as fast"
+                raise InfeasibleError(f"no architecture of {net.space.name} has {within({name: limits[name]})}; reached: {reached}")
