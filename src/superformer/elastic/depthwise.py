@@ -34,13 +34,13 @@ def kernel_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Ten
     return _columns(grad, x, kernel) if _apart(x, kernel, stride) else _kernel(grad, x, kernel, kernel.shape[-1] // 2, stride)
 
 
-def input_gradient(grad: Tensor, shape: torch.Size, kernel: Tensor, stride: int) -> Tensor:
-    """The gradient of an input of this shape. At stride 1 it is a convolution itself, with the kernel turned round."""
+def input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Tensor:
+    """The gradient of an input of the shape of ``x``. At stride 1 it is a convolution itself, with the kernel turned round."""
     if stride == 1:
         return depthwise(grad, kernel.flip(2, 3), None, 1)
-    pad, like = kernel.shape[-1] // 2, grad.new_empty(1).expand(shape).permute(0, 3, 1, 2)
+    maps, pad = [t.permute(0, 3, 1, 2) for t in (grad, x)], kernel.shape[-1] // 2
     back: Tensor = torch.ops.aten.convolution_backward(
-        grad.permute(0, 3, 1, 2), like, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [True, False, False]
+        *maps, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [True, False, False]
     )[0]
     return back.permute(0, 2, 3, 1)
 
@@ -94,4 +94,4 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, kernel = ctx.saved_tensors
         dkernel = kernel_gradient(grad, with_margins("active", x, kernel).copy_(x), kernel, 1)
-        return input_gradient(grad, x.shape, kernel, 1), dkernel
+        return input_gradient(grad, x, kernel, 1), dkernel

@@ -77,7 +77,7 @@ class _Widen(torch.autograd.Function):
         active = torch.ops.aten.silu.out(y, out=with_margins("active", y, kernel))
         dkernel = kernel_gradient(grad, active, kernel, ctx.stride)
         for few in few_at_a_time(len(y), max(1, IN_CACHE // y[0].numel())):
-            back = input_gradient(grad[few], y[few].shape, kernel, ctx.stride)
+            back = input_gradient(grad[few], y[few], kernel, ctx.stride)
             torch.ops.aten.silu_backward.grad_input(back, y[few], grad_input=y[few])
         d = y.view(n, -1)
 
