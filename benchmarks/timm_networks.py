@@ -1,11 +1,12 @@
 """Stand-alone networks against timm's: the same architecture and weights, in turn, forward pass and training step.
 
-python benchmarks/timm_networks.py
+python benchmarks/timm_networks.py [NAME ...]
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 
 import timm
@@ -19,7 +20,7 @@ NAMES = ("swin_s3_tiny_224", "twins_svt_small", "deit_tiny_patch16_224", "resnet
 
 def main() -> None:
     x, y = pictures(8), soft_targets(8)
-    for name in NAMES:
+    for name in sys.argv[1:] or NAMES:
         theirs = timm.create_model(name)
         ours = from_timm(theirs)
         if name == "resnet50":  # timm's fastest layout on a CPU; ours is always that

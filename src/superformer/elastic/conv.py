@@ -40,11 +40,15 @@ class MapConv(Elastic, nn.Conv2d):
             x = x if self.step == 1 else x[:, :: self.step, :: self.step]
             bias_index = self.index("bias", view) if self.bias is not None else ()
             return linear(x, self.weight, self.bias, self.index("weight", view)[:2], bias_index)
-        weight = self.selected("weight", view)
-        bias = self.selected("bias", view) if self.bias is not None else None
+        return self.convolve(x, self.selected("weight", view), self.selected("bias", view) if self.bias is not None else None)
+
+    def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        """With this kernel and bias, in place of its own."""
         if self.depthwise:
-            return depthwise(x, weight, bias, self.step)
-        return F.conv2d(x.permute(0, 3, 1, 2), weight, bias, self.step, weight.shape[-1] // 2).permute(0, 2, 3, 1)
+            return depthwise(x, kernel, bias, self.step)
+        if kernel.shape[-1] == 1:
+            return F.linear(x if self.step == 1 else x[:, :: self.step, :: self.step], kernel.flatten(1), bias)
+        return F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, self.step, kernel.shape[-1] // 2).permute(0, 2, 3, 1)
 
     def cost(self, widths: Widths, positions: Count) -> Cost:
         """``positions``: the number of output positions."""

@@ -59,8 +59,9 @@ def _shaped(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     return grad if grad.shape == shape else grad.view(shape)
 
 
-def _open(weight: Tensor, kept: tuple[tuple[int, ...], Box] | None = None) -> tuple[Tensor, Ledger | None]:
-    """The gradient, zero wherever this step has not written; a new one may hold anything in the box ``kept``, about to be written."""
+def _open(weight: Tensor, shape: tuple[int, ...], places: list[tuple[Box, Box]]) -> tuple[Tensor, Ledger | None, bool]:
+    """The gradient, in a shape, zero wherever this step has not written; whether it is new. A new one may hold anything in the boxes of
+    ``places``, about to be written."""
     grad = weight.grad
     if grad is not None:
         ledger: Ledger | None = weight.__dict__.get(LEDGER)
@@ -68,31 +69,35 @@ def _open(weight: Tensor, kept: tuple[tuple[int, ...], Box] | None = None) -> tu
             weight.grad = grad = grad.contiguous()
         if ledger is not None and ledger.grad is grad:
             ledger.alone &= ledger.version == grad._version
-            return grad, ledger
-        return grad, None
+            return _shaped(grad, shape), ledger, False
+        return _shaped(grad, shape), None, False
     spare: Ledger | None = weight.__dict__.pop(SPARE, None)
     if spare is None:
         grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
     else:
         grad = spare.grad
         if spare.alone and len(spare.written) <= FEW:
-            for shape, box in spare.written:
-                if (shape, box) != kept:
-                    _shaped(grad, shape)[box].zero_()
+            kept = [there for there, _ in places]
+            for written, box in spare.written:
+                if written != shape or box not in kept:
+                    _shaped(grad, written)[box].zero_()
         else:
             grad.zero_()
     weight.grad = grad
     weight.__dict__[LEDGER] = ledger = Ledger(grad, grad._version)
-    return grad, ledger
+    return _shaped(grad, shape), ledger, True
 
 
 def add(weight: Tensor, index: Index, part: Tensor, shape: tuple[int, ...] | None = None) -> None:
     """Add to the selected part of a weight's gradient; ``index`` may be that of another ``shape`` of the weight."""
     shape = shape or tuple(weight.shape)
-    grad, ledger = _open(weight)
-    view = _shaped(grad, shape)
-    for there, here in boxes(shape, index):
-        view[there].add_(part[here])  # not +=, which would write the sum a second time
+    places = boxes(shape, index)
+    view, ledger, new = _open(weight, shape, places)
+    for there, here in places:
+        if new:
+            view[there].copy_(part[here])
+        else:
+            view[there].add_(part[here])  # not +=, which would write the sum a second time
         if ledger is not None:
             ledger.note(shape, there)
 
@@ -101,16 +106,13 @@ def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> No
     """Add ``left @ right`` to the selected part of the gradient of a weight, seen as a matrix."""
     shape = (weight.shape[0], weight.numel() // weight.shape[0])
     places = boxes(shape, index)
-    several = len(places) > 1
-    if weight.dtype != left.dtype or (several and len(right) >= MANY):
+    if weight.dtype != left.dtype or (len(places) > 1 and len(right) >= MANY):
         add(weight, index, left @ right, shape)  # of a large batch one large product and several small sums are faster
         return
-    first = weight.grad is None and not several
-    grad, ledger = _open(weight, None if several else (shape, places[0][0]))
-    view = _shaped(grad, shape)
+    view, ledger, new = _open(weight, shape, places)
     for there, (rows, columns) in places:
-        if first:
-            torch.mm(left, right, out=view[there])
+        if new:
+            torch.mm(left[rows], right[:, columns], out=view[there])
         else:
             view[there].addmm_(left[rows], right[:, columns])
         if ledger is not None:

@@ -43,6 +43,8 @@ class ConvNorm(nn.Module):
         self.norm = BatchNorm(out)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
+        if not torch.is_grad_enabled() and not self.norm.training:
+            return self.conv.convolve(x, *self.norm.folded(self.conv, view))
         out: Tensor = self.norm(self.conv(x, view), view)
         return out
 
@@ -69,12 +71,12 @@ class Bottleneck(Cell):
         return (self.transform,)
 
     def transform(self, x: Tensor, view: View, step: Step | None = None, at: Pass | None = None) -> Tensor:
-        y = F.relu(self.conv1(x, view))
-        y = self.dropped(self.conv3(F.relu(self.conv2(y, view)), view))
+        y = F.relu(self.conv1(x, view), inplace=True)
+        y = self.dropped(self.conv3(F.relu(self.conv2(y, view), inplace=True), view))
         if self.shortcut is not None:
             s = self.stride  # one copy, and the projection is one matrix product there and back
             x = self.shortcut(x if s == 1 else x[:, ::s, ::s].contiguous(), view)
-        return F.relu(y + x)
+        return F.relu(y + x, inplace=True)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         return self.strided_cost(widths, tokens, tokens)
@@ -131,7 +133,7 @@ class ResNet(Pyramid):
         return x.contiguous(memory_format=torch.channels_last)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        y = F.relu(self.stem(x.permute(0, 2, 3, 1), at.view))
+        y = F.relu(self.stem(x.permute(0, 2, 3, 1), at.view), inplace=True)
         return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
