@@ -7,6 +7,7 @@ from typing import Any
 
 from superformer.families import family
 from superformer.families.base import Network
+from superformer.memory import keep_freed
 from superformer.sharing import Sharing
 from superformer.space import Space, point
 from superformer.space.arch import Arch
@@ -25,8 +26,11 @@ def supernet(
     """The supernet of a space: ``net(x, arch)``.
 
     ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``. ``settings`` of the family: ``in_chans``, for vit_res ``patch_head``.
+    A process with a supernet keeps the memory it frees (`superformer.memory`).
     """
     space = published_space(space) if isinstance(space, str) else space
+    if space.size > 1:
+        keep_freed()
     return family(space.family).create(space, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
 
 

@@ -7,12 +7,15 @@ the weights take too much memory; without gradients, and on other devices, the f
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from superformer.elastic.scratch import IN_CACHE, few_at_a_time, scratch
 
 SMALL = 256
 """Keys up to which the attention weights are kept."""
@@ -65,15 +68,27 @@ class _Attend(torch.autograd.Function):
         q, k, v, weights = ctx.saved_tensors
         lead, none = grad.shape[:2], q.new_empty(())
         grad = grad.reshape(-1, *grad.shape[2:])
-        back = torch._softmax_backward_data(torch.bmm(grad, v.transpose(1, 2)), weights, -1, weights.dtype)
-        parts = (
-            torch.baddbmm(none, back, k, beta=0, alpha=ctx.scale),
-            torch.baddbmm(none, back.transpose(1, 2), q, beta=0, alpha=ctx.scale),
-            torch.bmm(weights.transpose(1, 2), grad),
-        )
+        wanted, together = ctx.needs_input_grad[4], 1 if ctx.shape is None else math.prod(ctx.shape[:-2])
+        bias = q.new_zeros(ctx.shape) if wanted else None
+        parts = tuple(torch.empty_like(t) for t in (q, k, v))
+        for few in few_at_a_time(len(q), _in_cache(weights, together)):
+            back, (dq, dk, dv) = scratch("attend", weights[few].shape, weights), (t[few] for t in parts)
+            torch.bmm(grad[few], v[few].transpose(1, 2), out=back)
+            torch.ops.aten._softmax_backward_data.out(back, weights[few], -1, weights.dtype, grad_input=back)
+            torch.baddbmm(none, back, k[few], beta=0, alpha=ctx.scale, out=dq)
+            torch.baddbmm(none, back.transpose(1, 2), q[few], beta=0, alpha=ctx.scale, out=dk)
+            torch.bmm(weights[few].transpose(1, 2), grad[few], out=dv)
+            if bias is not None:
+                bias += back.view(-1, *ctx.shape).sum(0)
         dq, dk, dv = (t.view(*lead, *t.shape[1:]) for t in parts)
-        bias = back.view(-1, *ctx.shape).sum(0) if ctx.needs_input_grad[4] else None
         return dq, dk, dv, None, bias
+
+
+def _in_cache(weights: Tensor, together: int) -> int:
+    """For how many pictures and heads at a time, a multiple of ``together``; all, if that is little."""
+    if weights.numel() <= IN_CACHE:
+        return len(weights)
+    return max(1, IN_CACHE // 2 // (weights[0].numel() * together)) * together
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.base import Network
 from superformer.interrupt import deferred
+from superformer.memory import keep_freed
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.run import Run
 from superformer.space import Space
@@ -36,6 +37,7 @@ def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: st
     ``changes`` are ``key=value`` words for a recipe given by name or file.
     """
     world = World.join()
+    keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
         with pinned(settings.train.threads):
