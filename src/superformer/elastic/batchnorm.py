@@ -18,7 +18,7 @@ from superformer.elastic.gradients import boxes
 from superformer.elastic.layers import Elastic, Widths
 from superformer.elastic.scratch import scratch
 from superformer.elastic.synced import is_synced, synced_norm
-from superformer.elastic.take import gather
+from superformer.elastic.take import gather, take
 from superformer.errors import SuperformerError
 
 
@@ -89,7 +89,7 @@ class BatchNorm(Elastic, nn.modules.batchnorm._BatchNorm):
 
     def forward(self, x: Tensor, view: View, swish: bool = False) -> Tensor:  # type: ignore[override]
         """Normalised maps; with ``swish`` also through x * sigmoid(x)."""
-        weight, bias = self.selected("weight", view), self.selected("bias", view)
+        weight, bias = self.selected(view, "weight", "bias")
         mean, var = self.statistics(view)
         out: Tensor
         if is_synced(self):
@@ -111,8 +111,9 @@ class BatchNorm(Elastic, nn.modules.batchnorm._BatchNorm):
     def folded(self, conv: MapConv, view: View) -> tuple[Tensor, Tensor]:
         """The kernel and the bias of a convolution (which has none) followed by this norm, in evaluation."""
         mean, var = self.statistics(view)
-        scale = self.selected("weight", view) * torch.rsqrt(var + self.eps)
-        return conv.selected("weight", view) * scale.view(-1, 1, 1, 1), self.selected("bias", view) - mean * scale
+        kernel, weight, bias = take(conv.wanted("weight", view), self.wanted("weight", view), self.wanted("bias", view))
+        scale = weight * torch.rsqrt(var + self.eps)
+        return kernel * scale.view(-1, 1, 1, 1), bias - mean * scale
 
     def statistics(self, view: View) -> tuple[Tensor, Tensor]:
         """Mean and variance that evaluation uses (copies)."""

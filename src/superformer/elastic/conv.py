@@ -40,7 +40,8 @@ class MapConv(Elastic, nn.Conv2d):
             x = x if self.step == 1 else x[:, :: self.step, :: self.step]
             bias_index = self.index("bias", view) if self.bias is not None else ()
             return linear(x, self.weight, self.bias, self.index("weight", view)[:2], bias_index)
-        return self.convolve(x, self.selected("weight", view), self.selected("bias", view) if self.bias is not None else None)
+        kernel, *bias = self.selected(view, *self.dims)
+        return self.convolve(x, kernel, bias[0] if bias else None)
 
     def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """With this kernel and bias, in place of its own."""

@@ -27,9 +27,12 @@ FEW = 4
 """Boxes up to which each is cleared by itself."""
 
 
+Places = list[tuple[Box, Box]]
+
+
 @functools.lru_cache(maxsize=4096)
-def boxes(shape: tuple[int, ...], index: Index) -> list[tuple[Box, Box]]:
-    """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part."""
+def boxes(shape: tuple[int, ...], index: Index) -> Places:
+    """Pairs of boxes: where a run lies in the whole tensor, and where in the selected part. The same list for the same question."""
     per_dim: list[list[tuple[slice, slice]]] = []
     for length, segments in zip(shape, index, strict=True):
         at, pairs = 0, []
@@ -42,24 +45,36 @@ def boxes(shape: tuple[int, ...], index: Index) -> list[tuple[Box, Box]]:
 
 @dataclass
 class Ledger:
-    """A gradient and what this step wrote into it: boxes, each in the shape it was written in. ``version`` after the last of our writes."""
+    """A gradient and what this step wrote into it: places, each in the shape it was written in. ``version``: after our last write."""
 
     grad: Tensor
     version: int
-    written: list[tuple[tuple[int, ...], Box]] = field(default_factory=list)
+    written: list[tuple[tuple[int, ...], Places]] = field(default_factory=list)
     alone: bool = True
 
-    def note(self, shape: tuple[int, ...], box: Box) -> None:
-        if (shape, box) not in self.written:
-            self.written.append((shape, box))
+    def note(self, shape: tuple[int, ...], places: Places) -> None:
+        if not any(places is known for _, known in self.written):
+            self.written.append((shape, places))
         self.version = self.grad._version
+
+    def clear(self, shape: tuple[int, ...], places: Places) -> None:
+        """Make the gradient zero, except (it may hold anything there) in the boxes of ``places``, about to be written."""
+        if not self.alone or sum(len(known) for _, known in self.written) > FEW:
+            self.grad.zero_()
+            return
+        kept = [there for there, _ in places]
+        for written, known in self.written:
+            if known is not places:
+                for box, _ in known:
+                    if written != shape or box not in kept:
+                        _shaped(self.grad, written)[box].zero_()
 
 
 def _shaped(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     return grad if grad.shape == shape else grad.view(shape)
 
 
-def _open(weight: Tensor, shape: tuple[int, ...], places: list[tuple[Box, Box]]) -> tuple[Tensor, Ledger | None, bool]:
+def _open(weight: Tensor, shape: tuple[int, ...], places: Places) -> tuple[Tensor, Ledger | None, bool]:
     """The gradient, in a shape, zero wherever this step has not written; whether it is new. A new one may hold anything in the boxes of
     ``places``, about to be written."""
     grad = weight.grad
@@ -76,13 +91,7 @@ def _open(weight: Tensor, shape: tuple[int, ...], places: list[tuple[Box, Box]])
         grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
     else:
         grad = spare.grad
-        if spare.alone and len(spare.written) <= FEW:
-            kept = [there for there, _ in places]
-            for written, box in spare.written:
-                if written != shape or box not in kept:
-                    _shaped(grad, written)[box].zero_()
-        else:
-            grad.zero_()
+        spare.clear(shape, places)
     weight.grad = grad
     weight.__dict__[LEDGER] = ledger = Ledger(grad, grad._version)
     return _shaped(grad, shape), ledger, True
@@ -94,29 +103,32 @@ def add(weight: Tensor, index: Index, part: Tensor, shape: tuple[int, ...] | Non
     places = boxes(shape, index)
     view, ledger, new = _open(weight, shape, places)
     for there, here in places:
+        mine = part if len(places) == 1 else part[here]
         if new:
-            view[there].copy_(part[here])
+            view[there].copy_(mine)
         else:
-            view[there].add_(part[here])  # not +=, which would write the sum a second time
-        if ledger is not None:
-            ledger.note(shape, there)
+            view[there].add_(mine)  # not +=, which would write the sum a second time
+    if ledger is not None:
+        ledger.note(shape, places)
 
 
 def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to the selected part of the gradient of a weight, seen as a matrix."""
     shape = (weight.shape[0], weight.numel() // weight.shape[0])
     places = boxes(shape, index)
-    if weight.dtype != left.dtype or (len(places) > 1 and len(right) >= MANY):
+    several = len(places) > 1
+    if weight.dtype != left.dtype or (several and len(right) >= MANY):
         add(weight, index, left @ right, shape)  # of a large batch one large product and several small sums are faster
         return
     view, ledger, new = _open(weight, shape, places)
     for there, (rows, columns) in places:
+        factors = (left[rows], right[:, columns]) if several else (left, right)
         if new:
-            torch.mm(left[rows], right[:, columns], out=view[there])
+            torch.mm(*factors, out=view[there])
         else:
-            view[there].addmm_(left[rows], right[:, columns])
-        if ledger is not None:
-            ledger.note(shape, there)
+            view[there].addmm_(*factors)
+    if ledger is not None:
+        ledger.note(shape, places)
 
 
 def recycle(weight: Tensor) -> None:

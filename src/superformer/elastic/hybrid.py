@@ -21,6 +21,7 @@ from superformer.elastic.inverted import SqueezeExcite, narrow, widen
 from superformer.elastic.layers import LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
 from superformer.elastic.pass_ import Pass, Step
 from superformer.elastic.scratch import IN_CACHE, few_at_a_time
+from superformer.elastic.take import take
 from superformer.elastic.talking import talking
 from superformer.errors import SuperformerError
 
@@ -130,7 +131,8 @@ class MapNorm(LayerNorm):
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
         out = F.layer_norm(x, x.shape[1:], eps=self.eps)
-        return out * self.selected("weight", view) + self.selected("bias", view)
+        weight, bias = self.selected(view, "weight", "bias")
+        return out * weight + bias
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class TransformerCell(Cell):
         v = v.reshape(-1, tokens, heads, 4 * self.head_dim).transpose(1, 2)
         table = self.positions(view)
         native = ((table.shape[0] + 1) // 2,) * 2
-        w1, b1, w2, b2 = (t.selected(name, view) for t in (self.talk1, self.talk2) for name in ("weight", "bias"))
+        w1, b1, w2, b2 = take(*(t.wanted(name, view) for t in (self.talk1, self.talk2) for name in ("weight", "bias")))
         y = talking(q, k, v, lookup(table, grid, native), w1, b1, w2, b2, self.head_dim**-0.5).transpose(1, 2)
         y = y.reshape(-1, *grid, heads * 4 * self.head_dim)
         if parts > 1:

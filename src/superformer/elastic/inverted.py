@@ -28,6 +28,7 @@ from superformer.elastic.count import Cost
 from superformer.elastic.depthwise import depthwise, input_gradient, kernel_gradient, with_margins
 from superformer.elastic.layers import Linear, Widths
 from superformer.elastic.scratch import IN_CACHE, few_at_a_time, scratch
+from superformer.elastic.take import take
 
 
 class _Widen(torch.autograd.Function):
@@ -100,10 +101,10 @@ def widen(x: Tensor, expand: MapConv, norm: BatchNorm, conv: MapConv, view: View
     if not norm.by_hand(x):
         plain: Tensor = conv(norm(expand(x, view), view, swish=True), view)
         return plain
-    w, kernel = expand.selected("weight", view).flatten(1), conv.selected("weight", view)
-    gamma, beta = norm.selected("weight", view), norm.selected("bias", view)
+    parts = ((expand, "weight"), (conv, "weight"), (norm, "weight"), (norm, "bias"))
+    w, kernel, gamma, beta = take(*(layer.wanted(name, view) for layer, name in parts))
     mean, var = norm.statistics(view)
-    out: Tensor = _Widen.apply(x, w, gamma, beta, kernel, mean, var, norm.training, norm.eps, conv.step)
+    out: Tensor = _Widen.apply(x, w.flatten(1), gamma, beta, kernel, mean, var, norm.training, norm.eps, conv.step)
     if norm.training:
         norm.update(mean, var, view)
     return out
@@ -193,12 +194,12 @@ def narrow(x: Tensor, norm: BatchNorm, excite: SqueezeExcite | None, point: MapC
         y = norm(x, view, swish=True)
         plain: Tensor = point(y if excite is None else excite(y, view), view)
         return plain
-    w, gamma, beta = point.selected("weight", view).flatten(1), norm.selected("weight", view), norm.selected("bias", view)
+    parts = [(point, "weight"), (norm, "weight"), (norm, "bias")]
+    if excite is not None:
+        parts += [(layer, name) for layer in (excite.reduce, excite.expand) for name in ("weight", "bias")]
+    w, gamma, beta, *gates = take(*(layer.wanted(name, view) for layer, name in parts))
     mean, var = norm.statistics(view)
-    gates = (
-        () if excite is None else (layer.selected(name, view) for layer in (excite.reduce, excite.expand) for name in ("weight", "bias"))
-    )
-    out: Tensor = _Narrow.apply(x, w, gamma, beta, mean, var, norm.training, norm.eps, *gates)
+    out: Tensor = _Narrow.apply(x, w.flatten(1), gamma, beta, mean, var, norm.training, norm.eps, *gates)
     if norm.training:
         norm.update(mean, var, view)
     return out

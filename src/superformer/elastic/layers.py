@@ -41,10 +41,15 @@ class Elastic(nn.Module, abc.ABC):
     def index(self, name: str, view: View) -> Index:
         return tuple(view.segments(dim) for dim in self.dims[name])
 
-    def selected(self, name: str, view: View) -> Tensor:
+    def wanted(self, name: str, view: View) -> tuple[Tensor, Index]:
+        """One of its tensors and the part of it that a pass uses, for `take`."""
         tensor = getattr(self, name)
         assert isinstance(tensor, Tensor)
-        return take(tensor, self.index(name, view))
+        return tensor, self.index(name, view)
+
+    def selected(self, view: View, *names: str) -> list[Tensor]:
+        """What a pass uses of its tensors, differentiable."""
+        return take(*(self.wanted(name, view) for name in names))
 
     def params(self, widths: Widths) -> Count:
         return sum(math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters)
@@ -140,7 +145,7 @@ class LayerNorm(Elastic, nn.LayerNorm):
         here = view[self.axis]
         if here.mask is None or here.count is None:
             return layer_norm(x, self.weight, self.bias, self.index("weight", view), self.eps)
-        weight, bias = self.selected("weight", view), self.selected("bias", view)
+        weight, bias = self.selected(view, "weight", "bias")
         off = (x - x.sum(-1, keepdim=True) / here.count) * here.mask
         spread = torch.rsqrt(off.square().sum(-1, keepdim=True) / here.count + self.eps)
         return torch.addcmul(bias * here.mask, off * spread, weight)
@@ -163,7 +168,7 @@ class Table(Elastic):
         self.fill = fill
 
     def forward(self, view: View) -> Tensor:
-        return self.selected("weight", view)
+        return self.selected(view, "weight")[0]
 
     def cost(self, widths: Widths) -> Cost:
         return Cost(0, self.params(widths))

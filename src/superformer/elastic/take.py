@@ -9,6 +9,7 @@ The price: ``torch.autograd.grad`` and hooks on a supernet's weights do not see 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,25 +47,33 @@ def _once() -> None:
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Index) -> Tensor:
-        ctx.weight, ctx.index = weight, index
-        return gather(weight.detach(), index)
+    def forward(ctx: Any, indices: Sequence[Index], *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.weights, ctx.indices = weights, indices
+        ctx.set_materialize_grads(False)
+        return tuple(gather(weight.detach(), index) for weight, index in zip(weights, indices, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
         _once()
-        add(ctx.weight, ctx.index, grad)
-        return None, None
+        for weight, index, grad in zip(ctx.weights, ctx.indices, grads, strict=True):
+            if grad is not None and weight.requires_grad:
+                add(weight, index, grad)
+        return (None,) * (1 + len(grads))
 
 
-def take(weight: Tensor, index: Index) -> Tensor:
-    """The selected part of a weight, differentiable."""
-    if whole(index):
-        return weight
-    if torch.is_grad_enabled() and weight.requires_grad:
-        part: Tensor = _Take.apply(weight, index)
-        return part
-    return gather(weight, index)
+def take(*wanted: tuple[Tensor, Index]) -> list[Tensor]:
+    """The selected parts of weights, differentiable. What an operation needs is best asked for together: one step of autograd for all."""
+    out = [weight for weight, _ in wanted]
+    sliced = [n for n, (_, index) in enumerate(wanted) if not whole(index)]
+    if not sliced:
+        return out
+    if torch.is_grad_enabled() and any(out[n].requires_grad for n in sliced):
+        parts = _Take.apply([wanted[n][1] for n in sliced], *(out[n] for n in sliced))
+    else:
+        parts = [gather(*wanted[n]) for n in sliced]
+    for n, part in zip(sliced, parts, strict=True):
+        out[n] = part
+    return out
 
 
 class _Linear(torch.autograd.Function):
@@ -148,5 +157,5 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float
     if not whole(index) and not mixed and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         out: Tensor = _LayerNorm.apply(x, weight, bias, index, eps)
         return out
-    w, b = take(weight, index), take(bias, index)
+    w, b = take((weight, index), (bias, index))
     return F.layer_norm(x, w.shape, w, b, eps)
