@@ -113,6 +113,8 @@ class _Linear(torch.autograd.Function):
             add(ctx.bias, ctx.bias_index, rows.sum(0))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
+        if len(runs) == 1:
+            return (rows @ runs[0]).view(x.shape), None, None, None, None
         back, at = rows[:, : len(runs[0])] @ runs[0], len(runs[0])
         for w in runs[1:]:
             back.addmm_(rows[:, at : at + len(w)], w)
