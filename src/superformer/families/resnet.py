@@ -44,7 +44,8 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         if not torch.is_grad_enabled() and not self.norm.training:
-            return self.conv.convolve(x, *self.norm.folded(self.conv, view))
+            kernel, bias = self.norm.folded(self.conv, view)
+            return self.conv.convolve(x, kernel.contiguous(memory_format=torch.channels_last), bias)  # the layout of the maps
         out: Tensor = self.norm(self.conv(x, view), view)
         return out
 
