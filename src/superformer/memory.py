@@ -2,7 +2,7 @@
 
 A training step on a CPU frees and asks for the same few gigabytes again and again. The C library's allocator gives large blocks back to the
 system each time and gets them anew, page by page; sub-networks of ever other sizes make that worse. In a supernet's step those page faults
-can take a tenth of the time, in NASViT's largest maps half of it. The price: a process holds the most memory that it ever needed at once.
+can take a tenth of the time. The price: a process holds the most memory that it ever needed at once.
 """
 
 from __future__ import annotations
