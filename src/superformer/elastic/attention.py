@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor, nn
 
@@ -64,16 +66,37 @@ class Attention(nn.Module):
         assert self.v is not None
         return [(self._of(self.qk, heads), 2), (self._of(self.v, heads), 1)]
 
-    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        here = view[self.inner]
-        if step.parts is None:
-            heads = step.values.int("heads")
-            return self._project(self._attend(x, view, heads, self._factor(x.shape[-1], here.width, heads), at), view)
-        if self.inner.unit > 1 and self.qkv is not None and self.scale == "head" and not view.joint:
-            heads = self.inner.size // self.inner.unit  # masked pass: all heads, then those that are not there are zeroed
-            return self._project(here.keep(self._attend(x, view, heads, self.inner.unit**-0.5, at)), view)
-        outs = []  # heads of other widths lie elsewhere: each part of the batch attends at its own width
-        for part in step.parts:
+    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> list[Tensor]:
+        """Queries, keys and values, packed as the matrices give them: the first of two halves. In a masked pass where heads of other
+        widths lie elsewhere there are none yet, but the tokens: `attend` then takes each part of the batch at its own width."""
+        if self._apart(view, step):
+            return [x]
+        return self._products(x, view, self._heads(step))
+
+    def attend(self, looks: list[Tensor], view: View, step: Step, at: Pass) -> Tensor:
+        """What the tokens get from each other: the second half."""
+        if self._apart(view, step):
+            return self._project(self._part_by_part(looks[0], view, step, at), view)
+        heads = self._heads(step)
+        factor = self._factor(view[self.embed].width, view[self.inner].width, heads)
+        return self._project(view[self.inner].keep(self._mix(looks, heads, factor, at)), view)
+
+    def alike(self, view: View, step: Step, at: Pass) -> Hashable:
+        """The same for two sub-networks that compute the same here."""
+        return view[self.embed].segments, view[self.inner].segments, step.values.int("heads"), at.grid, at.native
+
+    def _heads(self, step: Step) -> int:
+        """In a masked pass all; those that are not there are zeroed."""
+        return step.values.int("heads") if step.parts is None else self.inner.size // self.inner.unit
+
+    def _apart(self, view: View, step: Step) -> bool:
+        """Whether the parts of a masked batch cannot attend together."""
+        together = self.inner.unit > 1 and self.qkv is not None and self.scale == "head" and not view.joint
+        return step.parts is not None and not together
+
+    def _part_by_part(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        outs = []
+        for part in step.parts or ():
             rows = x[part.rows]
             if part.values is None:
                 outs.append(rows.new_zeros(len(rows), 1 if self.class_only else rows.shape[1], self.inner.size))
@@ -81,8 +104,8 @@ class Attention(nn.Module):
             own, heads = part.view[self.inner], part.values.int("heads")
             mixed = View({**view.selections, self.inner: own}, part.view.joint, part.view.side)
             factor = self._factor(part.view[self.embed].width, own.width, heads)
-            outs.append(own.place(self._attend(rows, mixed, heads, factor, at), self.inner.size))
-        return self._project(torch.cat(outs), view)
+            outs.append(own.place(self._mix(self._products(rows, mixed, heads), heads, factor, at), self.inner.size))
+        return torch.cat(outs)
 
     def _project(self, x: Tensor, view: View) -> Tensor:
         out: Tensor = self.proj(x, view)
@@ -93,9 +116,11 @@ class Attention(nn.Module):
             return float((inner // heads) ** -0.5)
         return float((embed // heads) ** -0.5) if self.scale == "embed" else float(self.scale)
 
-    def _attend(self, x: Tensor, view: View, heads: int, scale: float, at: Pass) -> Tensor:
-        batch, tokens, _ = x.shape
-        packed = [layer(x, view).view(batch, tokens, parts, heads, -1) for layer, parts in self.parts(heads)]
+    def _products(self, x: Tensor, view: View, heads: int) -> list[Tensor]:
+        return [layer(x, view) for layer, _ in self.parts(heads)]
+
+    def _mix(self, products: list[Tensor], heads: int, scale: float, at: Pass) -> Tensor:
+        packed = [y.view(*y.shape[:2], parts, heads, -1) for y, (_, parts) in zip(products, self.parts(heads), strict=True)]
         if self.relative is not None:
             out: Tensor = self.relative(packed[0] if len(packed) == 1 else torch.cat(packed, 2), scale, at.grid, at.native)
             return out

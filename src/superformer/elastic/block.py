@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,12 @@ class Mlp(nn.Module):
         self.fc1 = Linear(embed, hidden)
         self.fc2 = Linear(hidden, embed)
 
+    def widen(self, x: Tensor, view: View) -> Tensor:
+        """The hidden units."""
+        return view[self.hidden].keep(F.gelu(self.fc1(x, view)))
+
     def forward(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.fc2(view[self.hidden].keep(F.gelu(self.fc1(x, view))), view)
+        out: Tensor = self.fc2(self.widen(x, view), view)
         return out
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
@@ -35,7 +40,7 @@ class Mlp(nn.Module):
 
 class Cell(nn.Module, abc.ABC):
     """One block of a stage, of any family. It runs in ``phases``: of several sub-networks in a batch all run the first, then all the
-    second, so that the weights they share stay in the cache."""
+    second, so that the weights they share (and in the backward pass their gradients) stay in the cache: the fewer in a phase the better."""
 
     drop_path: float = 0.0
 
@@ -45,12 +50,18 @@ class Cell(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def phases(self) -> Sequence[Phase]:
-        """What it computes, step by step."""
+        """What it computes, step by step. The first gets the tokens and the last returns them; what one hands to the next is theirs."""
+
+    def stretches(self) -> Sequence[Stretch]:
+        """The phases, cut where nothing but tokens is handed on, so that sub-networks can go together for a while."""
+        return (Stretch(self.phases()),)
 
     def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
+        state: Any = x
         for phase in self.phases():
-            x = phase(x, view, step, at)
-        return x
+            state = phase(state, view, step, at)
+        out: Tensor = state
+        return out
 
     @abc.abstractmethod
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
@@ -64,7 +75,14 @@ class Cell(nn.Module, abc.ABC):
         return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
 
 
-Phase = Callable[[Tensor, View, Step, Pass], Tensor]
+Phase = Callable[[Any, View, Step, Pass], Any]
+
+
+class Stretch(NamedTuple):
+    """Phases from tokens to tokens. Sub-networks for which ``alike`` says the same compute the same there: they can be one batch."""
+
+    phases: Sequence[Phase]
+    alike: Callable[[View, Step, Pass], Hashable] | None = None
 
 
 class Block(Cell):
@@ -87,18 +105,37 @@ class Block(Cell):
         return {self.attn.inner: values["attn"], self.mlp.hidden: values["mlp"]}
 
     def phases(self) -> Sequence[Phase]:
-        return self.attend, self.transform
+        return self.look, self.attend, self.widen, self.narrow
 
-    def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        """The first half: the attention branch."""
-        y = self._branch(self.attn(self.norm1(x, view), view, step, at), view, step, self.scale1)
+    def stretches(self) -> Sequence[Stretch]:
+        look, attend, widen, narrow = self.phases()
+        return Stretch((look, attend), self.attn.alike), Stretch((widen, narrow), self._same_mlp)
+
+    def _same_mlp(self, view: View, step: Step, at: Pass) -> Hashable:
+        return view[self.embed].segments, view[self.mlp.hidden].segments
+
+    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> tuple[Tensor, list[Tensor]]:
+        """The tokens, and their queries, keys and values."""
+        return x, self.attn.look(self.norm1(x, view), view, step, at)
+
+    def attend(self, state: tuple[Tensor, list[Tensor]], view: View, step: Step, at: Pass) -> Tensor:
+        """The tokens after the attention branch."""
+        x, looks = state
+        y = self._branch(self.attn.attend(looks, view, step, at), view, step, self.scale1)
         return torch.cat([x[:, :1] + y, x[:, 1:]], 1) if self.attn.class_only else x + y
 
-    def transform(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        """The second half: the MLP branch."""
-        old = x[:, :1] if self.attn.class_only else x
-        new = old + self._branch(self.mlp(self.norm2(old, view), view), view, step, self.scale2)
+    def widen(self, x: Tensor, view: View, step: Step, at: Pass) -> tuple[Tensor, Tensor]:
+        """The tokens, and the hidden units of those that the MLP changes."""
+        return x, self.mlp.widen(self.norm2(self._changing(x), view), view)
+
+    def narrow(self, state: tuple[Tensor, Tensor], view: View, step: Step, at: Pass) -> Tensor:
+        """The tokens after the MLP branch."""
+        x, hidden = state
+        new = self._changing(x) + self._branch(self.mlp.fc2(hidden, view), view, step, self.scale2)
         return torch.cat([new, x[:, 1:]], 1) if self.attn.class_only else new
+
+    def _changing(self, x: Tensor) -> Tensor:
+        return x[:, :1] if self.attn.class_only else x
 
     def _branch(self, y: Tensor, view: View, step: Step, scale: Table | None) -> Tensor:
         if scale is not None:

@@ -20,7 +20,7 @@ Index = tuple[Segments | None, ...]
 """For each dimension of a tensor the runs that are used, or None for all of it."""
 Box = tuple[slice, ...]
 
-LEDGER, SPARE = "_gradient_ledger", "_spare_gradient"
+LEDGER = "_gradient_ledger"
 MANY = 1024
 """Rows of a batch from which on handling several runs together costs less than one by one."""
 FEW = 4
@@ -45,22 +45,30 @@ def boxes(shape: tuple[int, ...], index: Index) -> Places:
 
 @dataclass
 class Ledger:
-    """A gradient and what this step wrote into it: places, each in the shape it was written in. ``version``: after our last write."""
+    """A gradient and what this step wrote into it: places, each in the shape it was written in. ``version``: after our last write.
+    ``alone``: nobody else wrote. ``spare``: its step is over, and its memory waits for the next."""
 
     grad: Tensor
     version: int
     written: list[tuple[tuple[int, ...], Places]] = field(default_factory=list)
     alone: bool = True
+    spare: bool = False
 
     def note(self, shape: tuple[int, ...], places: Places) -> None:
         if not any(places is known for _, known in self.written):
             self.written.append((shape, places))
         self.version = self.grad._version
 
-    def clear(self, shape: tuple[int, ...], places: Places) -> None:
-        """Make the gradient zero, except (it may hold anything there) in the boxes of ``places``, about to be written."""
+    def renew(self, shape: tuple[int, ...], places: Places) -> None:
+        """Begin a step: make the gradient zero, except (it may hold anything there) in the boxes of ``places``, about to be written."""
+        self._clear(shape, places)
+        self.written, self.version, self.alone, self.spare = [], self.grad._version, True, False
+
+    def _clear(self, shape: tuple[int, ...], places: Places) -> None:
         if not self.alone or sum(len(known) for _, known in self.written) > FEW:
             self.grad.zero_()
+            return
+        if len(self.written) == 1 and self.written[0][1] is places:
             return
         kept = [there for there, _ in places]
         for written, known in self.written:
@@ -78,23 +86,21 @@ def _open(weight: Tensor, shape: tuple[int, ...], places: Places) -> tuple[Tenso
     """The gradient, in a shape, zero wherever this step has not written; whether it is new. A new one may hold anything in the boxes of
     ``places``, about to be written."""
     grad = weight.grad
+    ledger: Ledger | None = weight.__dict__.get(LEDGER)
     if grad is not None:
-        ledger: Ledger | None = weight.__dict__.get(LEDGER)
         if not grad.is_contiguous():
             weight.grad = grad = grad.contiguous()
         if ledger is not None and ledger.grad is grad:
             ledger.alone &= ledger.version == grad._version
             return _shaped(grad, shape), ledger, False
         return _shaped(grad, shape), None, False
-    spare: Ledger | None = weight.__dict__.pop(SPARE, None)
-    if spare is None:
-        grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    if ledger is not None and ledger.spare:
+        ledger.renew(shape, places)
     else:
-        grad = spare.grad
-        spare.clear(shape, places)
-    weight.grad = grad
-    weight.__dict__[LEDGER] = ledger = Ledger(grad, grad._version)
-    return _shaped(grad, shape), ledger, True
+        grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        weight.__dict__[LEDGER] = ledger = Ledger(grad, grad._version)
+    weight.grad = ledger.grad
+    return _shaped(ledger.grad, shape), ledger, True
 
 
 def add(weight: Tensor, index: Index, part: Tensor, shape: tuple[int, ...] | None = None) -> None:
@@ -110,6 +116,18 @@ def add(weight: Tensor, index: Index, part: Tensor, shape: tuple[int, ...] | Non
             view[there].add_(mine)  # not +=, which would write the sum a second time
     if ledger is not None:
         ledger.note(shape, places)
+
+
+def add_sum(weight: Tensor, index: Index, rows: Tensor) -> None:
+    """Add the sum of rows to the selected part of a vector's gradient."""
+    places = boxes(weight.shape, index)
+    if weight.grad is not None or len(places) > 1 or weight.dtype != rows.dtype:
+        add(weight, index, rows.sum(0))
+        return
+    view, ledger, _ = _open(weight, weight.shape, places)
+    torch.sum(rows, 0, out=view[places[0][0]])
+    if ledger is not None:
+        ledger.note(weight.shape, places)
 
 
 def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> None:
@@ -134,8 +152,11 @@ def add_product(weight: Tensor, index: Index, left: Tensor, right: Tensor) -> No
 def recycle(weight: Tensor) -> None:
     """Forget a weight's gradient but keep its memory for the next step. A gradient that autograd made itself (the weight was used whole)
     is let go."""
-    ledger: Ledger | None = weight.__dict__.pop(LEDGER, None)
-    if ledger is not None and ledger.grad is weight.grad:
-        ledger.alone &= ledger.version == ledger.grad._version
-        weight.__dict__[SPARE] = ledger
+    grad = weight.grad
+    if grad is None:
+        return
+    ledger: Ledger | None = weight.__dict__.get(LEDGER)
+    if ledger is not None and ledger.grad is grad:
+        ledger.alone &= ledger.version == grad._version
+        ledger.spare = True
     weight.grad = None

@@ -230,17 +230,17 @@ class TransformerCell(Cell):
         parts = round(windows**0.5)
         if rows % parts or cols % parts:
             raise SuperformerError(f"a map of {rows} x {cols} does not divide into {windows} windows; use another picture size")
+        talks = [layer.wanted(name, view) for layer in (self.talk1, self.talk2) for name in ("weight", "bias")]
+        kernel, table, w1, b1, w2, b2 = take(self.v_conv.wanted("weight", view), self.positions.wanted("weight", view), *talks)
         y = self.norm1(x, view)
-        qk, v = self.qk(y, view), self.v_conv(self.v(y, view), view)
+        qk, v = self.qk(y, view), self.v_conv.convolve(self.v(y, view), kernel, None)
         grid = (rows // parts, cols // parts)
         if parts > 1:
             qk, v = (_cut(t, parts) for t in (qk, v))
         tokens, heads = grid[0] * grid[1], view[self.axes.heads].width
         q, k = unpack(qk.reshape(-1, tokens, 2, heads, self.head_dim))
         v = v.reshape(-1, tokens, heads, 4 * self.head_dim).transpose(1, 2)
-        table = self.positions(view)
         native = ((table.shape[0] + 1) // 2,) * 2
-        w1, b1, w2, b2 = take(*(t.wanted(name, view) for t in (self.talk1, self.talk2) for name in ("weight", "bias")))
         y = talking(q, k, v, lookup(table, grid, native), w1, b1, w2, b2, self.head_dim**-0.5).transpose(1, 2)
         y = y.reshape(-1, *grid, heads * 4 * self.head_dim)
         if parts > 1:

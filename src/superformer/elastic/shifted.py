@@ -5,7 +5,7 @@ Maps that do not divide into windows are padded below and to the right, as Swin 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,19 +107,26 @@ class WindowAttention(Attention):
         position = next(k for k, other in enumerate(at.stages[self.stage]) if other is step)
         return Windows.of(halved(at.grid, self.stage), step.values.int("window"), position % 2 == 1)
 
-    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        heads, windows = step.values.int("heads"), self.windows(step, at)
+    def alike(self, view: View, step: Step, at: Pass) -> Hashable:
+        return super().alike(view, step, at), view[self.columns].segments, step.values.int("window"), self.windows(step, at)
+
+    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> list[Tensor]:
+        windows = self.windows(step, at)
         assert self.qkv is not None
+        return [self.qkv(x if windows.whole else windows.cut(x), view)]
+
+    def attend(self, looks: list[Tensor], view: View, step: Step, at: Pass) -> Tensor:
+        heads, windows = step.values.int("heads"), self.windows(step, at)
         if windows.whole:
-            q, k, v = unpack(self.qkv(x, view).unflatten(2, (3, heads, -1)))
+            q, k, v = unpack(looks[0].view(*looks[0].shape[:2], 3, heads, -1))
         else:
-            q, k, v = cut(self.qkv(windows.cut(x), view), windows.side, 3, heads)
+            q, k, v = cut(looks[0], windows.side, 3, heads)
         table = self.relative_bias[self.relative_bias.key(step.values)]
         bias = lookup(table(view), (windows.side, windows.side)).to(q.dtype)
         mask = far(windows, q.dtype, q.device)
         if mask is not None:
             bias = bias + mask[:, None]
-        y = attend(q, k, v, self._factor(x.shape[-1], view[self.inner].width, heads), bias)
+        y = attend(q, k, v, self._factor(view[self.embed].width, view[self.inner].width, heads), bias)
         return self._project(y.transpose(1, 2).flatten(2) if windows.whole else windows.join(y), view)
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[Count, Count], window: Count = 1) -> Cost:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superformer.elastic.gradients import MANY, Index, add, add_product, boxes
+from superformer.elastic.gradients import MANY, Index, add, add_product, add_sum, boxes
 
 
 def whole(index: Index) -> bool:
@@ -25,6 +25,15 @@ def whole(index: Index) -> bool:
 
 def gather(tensor: Tensor, index: Index) -> Tensor:
     """The selected part of a tensor: a view where each dimension is one run, else a copy."""
+    if whole(index):
+        return tensor
+    if all(segments is None or len(segments) == 1 for segments in index):
+        size, stride, at = list(tensor.shape), tensor.stride(), tensor.storage_offset()
+        for dim, segments in enumerate(index):
+            if segments is not None:
+                start, stop = segments[0]
+                size[dim], at = stop - start, at + start * stride[dim]
+        return tensor.as_strided(size, stride, at)  # one operation, where slicing needs one for each dimension
     for dim, segments in enumerate(index):
         if segments is None:
             continue
@@ -110,7 +119,7 @@ class _Linear(torch.autograd.Function):
         if ctx.weight.requires_grad:
             add_product(ctx.weight, ctx.index, rows.t(), inputs)
         if ctx.bias is not None and ctx.bias.requires_grad:
-            add(ctx.bias, ctx.bias_index, rows.sum(0))
+            add_sum(ctx.bias, ctx.bias_index, rows)
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         if len(runs) == 1:

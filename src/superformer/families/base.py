@@ -29,6 +29,7 @@ from superformer.elastic.pass_ import Part, Pass, Step
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families.schema import Schema
 from superformer.families.timm_api import TimmApi
+from superformer.families.together import in_step
 from superformer.sharing import Sharing
 from superformer.space import Space
 from superformer.space.arch import Arch, Values
@@ -263,7 +264,9 @@ class Network(TimmApi, nn.Module):
         parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
         plans = [at for _, at in passes]
         tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
-        return list(zip(self._in_step(tokens, plans), plans, strict=True))
+        if self.grad_checkpointing or len(plans) == 1:
+            return [(self.run(token, at), at) for token, at in zip(tokens, plans, strict=True)]
+        return list(zip(in_step(self, tokens, plans), plans, strict=True))
 
     def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
         size = (int(x.shape[-2]), int(x.shape[-1]))
@@ -297,22 +300,6 @@ class Network(TimmApi, nn.Module):
                 if collect is not None:
                     collect.append((i, x))
         return self.finish(x, at)
-
-    def _in_step(self, tokens: list[Tensor], plans: list[Pass]) -> list[Tensor]:
-        """Several passes at once, a phase of a block of each after another: their slices lie in the same weights, which stay in the
-        cache."""
-        if self.grad_checkpointing or len(plans) == 1:
-            return [self.run(x, at) for x, at in zip(tokens, plans, strict=True)]
-        for i in range(len(self.stages)):
-            tokens = [self.enter(i, x, at) for x, at in zip(tokens, plans, strict=True)]
-            todo = [{step.block: step for step in at.stages[i]} for at in plans]
-            for block in self.stage(i).blocks:
-                running = [(k, steps[block]) for k, steps in enumerate(todo) if block in steps]
-                assert isinstance(block, Cell)
-                for phase in block.phases():
-                    for k, step in running:
-                        tokens[k] = phase(tokens[k], plans[k].view, step, plans[k])
-        return [self.finish(x, at) for x, at in zip(tokens, plans, strict=True)]
 
     @staticmethod
     def _merge(outs: list[Any]) -> Any:
