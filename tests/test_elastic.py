@@ -110,6 +110,30 @@ def test_memory_that_is_used_again_is_clean():
         assert p.grad is None or torch.equal(p.grad, q.grad), name
 
 
+def test_memory_that_is_used_again_has_the_precision_of_the_weights():
+    space, x = sf.space("vitas-block"), torch.randn(2, 3, 224, 224)
+    net = sf.supernet(space, 10)
+    net(x, space.smallest()).sum().backward()
+    net.zero_grad()
+    net.double()(x.double(), space.smallest()).sum().backward()
+    assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {torch.float64}
+
+
+def test_sub_networks_that_are_alike_are_one_batch():
+    """Three equal ones and another in a batch of eight: six pictures go through each matrix together, and two by themselves."""
+    space = sf.space("vitas-block")
+    net, x = sf.supernet(space, 10), torch.randn(8, 3, 224, 224)
+    small, large = space.smallest(), space.largest()
+    seen = []
+    hook = net.stage(0).block(0).mlp.fc1.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+    out = net(x, [small, small, large, small])
+    hook.remove()
+    assert sorted(seen) == [2, 6]
+    rows = torch.tensor([0, 1, 2, 3, 6, 7])
+    torch.testing.assert_close(out[rows], net(x[rows], small))
+    torch.testing.assert_close(out[4:6], net(x[4:6], large))
+
+
 def test_gradients_survive_another_memory_format():
     net = sf.supernet("vitas-block", 10).to(memory_format=torch.channels_last)
     net(torch.randn(1, 3, 224, 224), net.space.smallest()).sum().backward()

@@ -50,28 +50,27 @@ class Ledger:
 
     grad: Tensor
     version: int
-    written: list[tuple[tuple[int, ...], Places]] = field(default_factory=list)
+    written: dict[int, tuple[tuple[int, ...], Places]] = field(default_factory=dict)
     alone: bool = True
     spare: bool = False
 
     def note(self, shape: tuple[int, ...], places: Places) -> None:
-        if not any(places is known for _, known in self.written):
-            self.written.append((shape, places))
+        self.written[id(places)] = (shape, places)
         self.version = self.grad._version
 
     def renew(self, shape: tuple[int, ...], places: Places) -> None:
         """Begin a step: make the gradient zero, except (it may hold anything there) in the boxes of ``places``, about to be written."""
         self._clear(shape, places)
-        self.written, self.version, self.alone, self.spare = [], self.grad._version, True, False
+        self.written, self.version, self.alone, self.spare = {}, self.grad._version, True, False
 
     def _clear(self, shape: tuple[int, ...], places: Places) -> None:
-        if not self.alone or sum(len(known) for _, known in self.written) > FEW:
+        if self.alone and len(self.written) == 1 and id(places) in self.written:
+            return
+        if not self.alone or sum(len(known) for _, known in self.written.values()) > FEW:
             self.grad.zero_()
             return
-        if len(self.written) == 1 and self.written[0][1] is places:
-            return
         kept = [there for there, _ in places]
-        for written, known in self.written:
+        for written, known in self.written.values():
             if known is not places:
                 for box, _ in known:
                     if written != shape or box not in kept:
@@ -88,13 +87,13 @@ def _open(weight: Tensor, shape: tuple[int, ...], places: Places) -> tuple[Tenso
     grad = weight.grad
     ledger: Ledger | None = weight.__dict__.get(LEDGER)
     if grad is not None:
-        if not grad.is_contiguous():
-            weight.grad = grad = grad.contiguous()
         if ledger is not None and ledger.grad is grad:
             ledger.alone &= ledger.version == grad._version
             return _shaped(grad, shape), ledger, False
+        if not grad.is_contiguous():
+            weight.grad = grad = grad.contiguous()
         return _shaped(grad, shape), None, False
-    if ledger is not None and ledger.spare:
+    if ledger is not None and ledger.spare and ledger.grad.dtype == weight.dtype and ledger.grad.device == weight.device:
         ledger.renew(shape, places)
     else:
         grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
