@@ -7,7 +7,8 @@ mostly waits for its weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,13 +32,12 @@ def in_step(net: Network, tokens: Sequence[Tensor], plans: Sequence[Pass]) -> li
         todo = [{step.block: step for step in at.stages[i]} for at in plans]
         for position in range(stage.positions):
             block = net.stage(i).block(position)
-            _advance(block, [(k, steps[block]) for k, steps in enumerate(todo) if block in steps], now, plans)
+            _advance(block, {k: steps[block] for k, steps in enumerate(todo) if block in steps}, now, plans)
     return [net.finish(x, at) for x, at in zip(now, plans, strict=True)]
 
 
-def _advance(block: Cell, running: Sequence[tuple[int, Step]], tokens: list[Tensor], plans: Sequence[Pass]) -> None:
+def _advance(block: Cell, steps: Mapping[int, Step], tokens: list[Tensor], plans: Sequence[Pass]) -> None:
     """One block, of those that have it."""
-    steps = dict(running)
     for stretch in block.stretches():
         groups = _groups(stretch, steps, tokens, plans)
         states: list[Any] = [tokens[g[0]] if len(g) == 1 else torch.cat([tokens[k] for k in g]) for g in groups]
@@ -50,13 +50,13 @@ def _advance(block: Cell, running: Sequence[tuple[int, Step]], tokens: list[Tens
                 tokens[k] = part
 
 
-def _groups(stretch: Stretch, steps: dict[int, Step], tokens: Sequence[Tensor], plans: Sequence[Pass]) -> list[list[int]]:
+def _groups(stretch: Stretch, steps: Mapping[int, Step], tokens: Sequence[Tensor], plans: Sequence[Pass]) -> list[list[int]]:
     """Which of them go together."""
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for k, step in steps.items():
-        x = tokens[k]
-        few = x.ndim == 3 and x.shape[0] * x.shape[1] < FEW
-        alone = stretch.alike is None or step.parts is not None or not few
-        key = k if alone or stretch.alike is None else (x.shape[1:], stretch.alike(plans[k].view, step, plans[k]))
+        x, at = tokens[k], plans[k]
+        key: Hashable = k
+        if stretch.alike is not None and step.parts is None and math.prod(x.shape[:-1]) < FEW:
+            key = (x.shape[1:], stretch.alike(at.view, step, at))
         groups.setdefault(key, []).append(k)
     return list(groups.values())
