@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ import torch.nn.functional as F
 from test_official import FIXTURES, agree, load
 
 import superformer as sf
+from superformer import elastic
+from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.bias import lookup
 from superformer.elastic.talking import talking
 from superformer.spaces import arch
@@ -103,8 +107,10 @@ def test_bias_lookup_and_its_gradient():
     assert lookup(table, (2, 5), (rows, cols)).shape == (heads, 10, 10)
 
 
-def test_talking_heads_and_their_gradient():
-    batch, heads, tokens, dim = 2, 3, 5, 4
+@pytest.mark.parametrize("in_cache", [20, 100, 2**20])
+def test_talking_heads_and_their_gradient(monkeypatch, in_cache):
+    monkeypatch.setattr(elastic.talking, "IN_CACHE", in_cache)  # a few queries, a few pictures, all
+    batch, heads, tokens, dim = 5, 3, 5, 4
     q, k, v = (torch.randn(batch, heads, tokens, d, dtype=torch.float64, requires_grad=True) for d in (dim, dim, 4 * dim))
     bias = torch.randn(heads, tokens, tokens, dtype=torch.float64, requires_grad=True)
     maps = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((heads, heads), (heads,)) * 2]
@@ -122,6 +128,24 @@ def test_talking_heads_and_their_gradient():
         torch.testing.assert_close(ours, theirs)
     with torch.no_grad():
         torch.testing.assert_close(talking(q, k, v, bias, *maps, 0.3), plain())
+
+
+def test_gathering_statistics_in_parts_of_a_batch(monkeypatch):
+    """Recalibration a picture at a time in every block, and through the operations of training, which see whole batches."""
+    fresh, found = sf.model("nasvit_a1", 10), []
+    for norm in (m for m in fresh.modules() if isinstance(m, BatchNorm)):
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    for in_cache, parts in ((1, True), (2**21, True), (2**21, False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(elastic.mbconv, "IN_CACHE", in_cache)
+            if not parts:
+                patch.setattr(torch, "is_grad_enabled", lambda: True)
+            model = copy.deepcopy(fresh)
+            sf.recalibrate(model, [pictures(64, seed, 3) for seed in (0, 1)])
+        found.append({name: value for name, value in model.named_buffers() if "running" in name})
+    for other in found[1:]:
+        for name, value in found[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_rules():

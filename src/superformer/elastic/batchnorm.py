@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,11 @@ from superformer.elastic.scratch import scratch
 from superformer.elastic.synced import is_synced, synced_norm
 from superformer.elastic.take import gather, take
 from superformer.errors import SuperformerError
+
+
+def unbiased(var: Tensor, count: int) -> Tensor:
+    """The variance as running statistics have it, from that of ``count`` numbers."""
+    return var * (count / max(count - 1, 1))
 
 
 class Normed(NamedTuple):
@@ -108,9 +113,25 @@ class BatchNorm(Elastic, nn.modules.batchnorm._BatchNorm):
         """Whether operations may be put together with this norm: not with other processes' pictures, not in mixed precision."""
         return not is_synced(self) and not torch.is_autocast_enabled(x.device.type)
 
-    def folded(self, conv: MapConv, view: View) -> tuple[Tensor, Tensor]:
-        """The kernel and the bias of a convolution (which has none) followed by this norm, in evaluation."""
-        mean, var = self.statistics(view)
+    def over(self, parts: Iterable[Tensor], view: View) -> Iterator[Tensor]:
+        """In training, without gradients: each part of a batch normalised, in its own memory, by the statistics of all of them."""
+        kept, each = [], []
+        for part in parts:
+            kept.append(part)
+            each.append(torch.batch_norm_update_stats(part.permute(0, 3, 1, 2), None, None, 0.0))
+        sizes = torch.tensor([float(part.numel() // part.shape[-1]) for part in kept]).to(kept[0])
+        share, (means, variances) = sizes / sizes.sum(), (torch.stack(m) for m in zip(*each, strict=True))
+        mean = share @ means
+        var = share @ (variances + (means - mean).square())
+        self.update(mean, unbiased(var, int(sizes.sum())), view)
+        weight, bias = self.selected(view, "weight", "bias")
+        scale = weight * torch.rsqrt(var + self.eps)
+        for part in kept:
+            yield torch.addcmul(bias - mean * scale, part, scale, out=part)
+
+    def folded(self, conv: MapConv, view: View, statistics: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The kernel and the bias of a convolution (which has none) followed by this norm, with its own mean and variance or others."""
+        mean, var = statistics or self.statistics(view)
         kernel, weight, bias = take(conv.wanted("weight", view), self.wanted("weight", view), self.wanted("bias", view))
         scale = weight * torch.rsqrt(var + self.eps)
         return kernel * scale.view(-1, 1, 1, 1), bias - mean * scale

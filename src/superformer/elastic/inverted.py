@@ -22,13 +22,37 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from superformer.elastic.axis import Axis, View
-from superformer.elastic.batchnorm import BatchNorm, Normed
+from superformer.elastic.batchnorm import BatchNorm, Normed, unbiased
 from superformer.elastic.conv import MapConv
 from superformer.elastic.count import Cost
 from superformer.elastic.depthwise import depthwise, input_gradient, kernel_gradient, with_margins
 from superformer.elastic.layers import Linear, Widths
 from superformer.elastic.scratch import IN_CACHE, few_at_a_time, scratch
 from superformer.elastic.take import take
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of rows and their covariance."""
+    centre = rows.mean(0)
+    off = rows - centre
+    return centre, off.t() @ off / len(rows)
+
+
+def _of_linear(w: Tensor, centre: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each output of a linear map of rows with these moments."""
+    return w @ centre, ((w @ covariance) * w).sum(1)
+
+
+def normed_linear(x: Tensor, point: MapConv, norm: BatchNorm, view: View) -> tuple[Tensor, Tensor]:
+    """Matrix and bias of norm(point(x)), point a 1x1 convolution; without gradients. In training with the statistics of this batch, which
+    move the running ones."""
+    statistics = None
+    if norm.training:
+        rows, (w,) = x.reshape(-1, x.shape[-1]), point.selected(view, "weight")
+        mean, var = statistics = _of_linear(w.flatten(1), *_moments(rows))
+        norm.update(mean, unbiased(var, len(rows)), view)
+    kernel, shift = norm.folded(point, view, statistics)
+    return kernel.flatten(1), shift
 
 
 class _Widen(torch.autograd.Function):
@@ -49,18 +73,16 @@ class _Widen(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         centre = covariance = None
         if training:
-            centre = rows.mean(0)
-            off = rows - centre
-            covariance = off.t() @ off / len(rows)
-            torch.mv(w, centre, out=mean)
-            torch.sum((w @ covariance) * w, 1, out=var)
+            centre, covariance = _moments(rows)
+            for out, new in zip((mean, var), _of_linear(w, centre, covariance), strict=True):
+                out.copy_(new)
         spread = torch.rsqrt(var + eps)
         ctx.save_for_backward(x, w, gamma, beta, kernel, mean.clone(), spread, centre, covariance)
         ctx.stride = stride
         wide = _Widen._norm(rows, w, gamma, beta, mean, spread).view(*x.shape[:-1], -1)
         out = depthwise(F.silu(wide, inplace=True), kernel, None, stride)
         if training:
-            var.mul_(len(rows) / max(len(rows) - 1, 1))
+            var.copy_(unbiased(var, len(rows)))
         return out
 
     @staticmethod

@@ -5,9 +5,10 @@ The allocator gives large blocks back to the system, and getting them anew, page
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     key, size = (name, like.dtype, like.device), math.prod(shape)
     found = pool.get(key)
     if found is None or found.numel() < size:
-        pool[key] = found = like.new_empty(size)
+        with torch.inference_mode(False):  # usable in any mode
+            pool[key] = found = torch.empty(size, dtype=like.dtype, device=like.device)
     return found[:size].view(*shape)
 
 
@@ -34,3 +36,15 @@ def few_at_a_time(batch: int, few: int) -> list[slice]:
     if torch.compiler.is_compiling():
         return [slice(None)]
     return [slice(start, start + few) for start in range(0, batch, few)]
+
+
+def together(parts: Iterator[Tensor], batch: int) -> Tensor:
+    """Parts of a batch as one tensor, each put there as soon as it is computed."""
+    part = next(parts)
+    if part.shape[0] == batch:
+        return part
+    out, start = part.new_empty(batch, *part.shape[1:]), 0
+    for each in itertools.chain([part], parts):
+        out[start : start + each.shape[0]] = each
+        start += each.shape[0]
+    return out

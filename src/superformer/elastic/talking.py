@@ -8,6 +8,9 @@ backward pass: only P; S and W2 P are computed again, which costs less than the 
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,23 +31,21 @@ def _across(weight: Tensor, maps: Tensor, out: Tensor | None = None) -> Tensor:
 class _Talking(torch.autograd.Function):
     @staticmethod
     def _logits(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
-        batch, heads, tokens, _ = q.shape
-        out = scratch("first", (batch * heads, tokens, tokens), q)
+        batch, heads, queries, _ = q.shape
+        out = scratch("first", (batch * heads, queries, k.shape[2]), q)
         torch.baddbmm(out, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale, out=out)
-        return out.view(batch, heads, tokens * tokens).add_(bias.flatten(1))
+        return out.view(batch, heads, queries, -1).add_(bias).flatten(2)
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, scale: float
     ) -> Tensor:
         batch, heads, tokens, _ = q.shape
-        weights = _across(w1, _Talking._logits(q, k, bias, scale)).view(batch, heads, tokens, tokens)
-        torch.softmax(weights, -1, out=weights)
+        weights = q.new_empty(batch, heads, tokens, tokens)
+        out = _attend(q, k, v, bias, w1, w2, b2, scale, weights)
         ctx.save_for_backward(q, k, v, bias, w1, w2, b2, weights)
         ctx.scale = scale
-        mixed = _across(w2, weights.flatten(2), scratch("second", (batch, heads, tokens * tokens), q))
-        out = torch.bmm(mixed.view(-1, tokens, tokens), v.flatten(0, 1)).view(batch, heads, tokens, -1)
-        return out.add_(b2.view(-1, 1, 1) * v.sum(2, keepdim=True))
+        return out
 
     @staticmethod
     @once_differentiable
@@ -72,20 +73,46 @@ class _Talking(torch.autograd.Function):
         return dq, dk, dv, back.view(batch, heads, tokens, tokens).sum(0), dw1, torch.zeros_like(b2), dw2, db2, None
 
 
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, w2: Tensor, b2: Tensor, scale: float, weights: Tensor | None = None
+) -> Tensor:
+    """A few pictures and queries at a time; P goes to ``weights``, if that is wanted."""
+    out = torch.empty_like(v)
+    for some, queries in _parts(q.shape, whole=weights is not None):
+        here, there, values = q[some, :, queries], k[some], v[some].flatten(0, 1)
+        batch, heads, count, _ = here.shape
+        logits = _Talking._logits(here, there, bias[:, queries], scale)
+        kept = scratch("second", (batch, heads, count, k.shape[2]), q) if weights is None else weights[some]
+        _across(w1, logits, kept.flatten(2))
+        torch.softmax(kept, -1, out=kept)
+        mixed = _across(w2, kept.flatten(2), logits).view(batch * heads, count, -1)
+        if count == q.shape[2]:
+            torch.bmm(mixed, values, out=out[some].flatten(0, 1))
+        else:
+            out[some, :, queries] = torch.bmm(mixed, values).view(batch, heads, count, -1)
+    return out.add_(b2.view(-1, 1, 1) * v.sum(2, keepdim=True))
+
+
+def _parts(shape: Sequence[int], whole: bool) -> list[tuple[slice, slice]]:
+    """Pictures and queries to be done at once: at least two pictures, so that each thread has maps of its own to mix, and no more queries
+    than stay in the cache (or all, of ``whole`` pictures)."""
+    batch, heads, tokens, _ = shape
+    few = max(2, IN_CACHE // (heads * tokens * tokens))
+    tiles = 1 if whole else math.ceil(min(few, batch) * heads * tokens * tokens / IN_CACHE)
+    return list(itertools.product(few_at_a_time(batch, few), few_at_a_time(tokens, math.ceil(tokens / tiles))))
+
+
 def talking(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, scale: float) -> Tensor:
-    """Attention of (batch, heads, tokens, width) tensors with a bias (heads, tokens, tokens) and maps across the heads."""
-    mixed = torch.is_autocast_enabled(q.device.type)
-    if torch.is_grad_enabled() and not mixed:
-        out: Tensor = _Talking.apply(q.contiguous(), k.contiguous(), v.contiguous(), bias, w1, b1, w2, b2, scale)
+    """Attention of (batch, heads, tokens, width) tensors with a bias (heads, tokens, tokens) and maps across the heads.
+
+    Plain operations in mixed precision, in a trace, and where a mode of torch watches them (`superformer.analysis.attention`).
+    """
+    if torch.is_autocast_enabled(q.device.type) or torch.compiler.is_compiling() or torch._C._is_torch_function_mode_enabled():
+        shape = (*q.shape[:2], q.shape[2], q.shape[2])
+        weights = _across(w1, (q * scale @ k.transpose(2, 3)).add_(bias).flatten(2)).view(shape).softmax(-1)
+        return _across(w2, weights.flatten(2)).view(shape) @ v + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    if torch.is_grad_enabled():
+        out: Tensor = _Talking.apply(q, k, v, bias, w1, b1, w2, b2, scale)
         return out
-    heads, tokens = q.shape[1:3]
-    rows = few_at_a_time(q.shape[0], max(1, IN_CACHE // (heads * tokens * tokens)))
-    parts = [_evaluate(q[r], k[r], v[r], bias, w1, w2, scale) for r in rows]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
-
-
-def _evaluate(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, w1: Tensor, w2: Tensor, scale: float) -> Tensor:
-    shape = (*q.shape[:2], q.shape[2], q.shape[2])
-    weights = _across(w1, (q * scale @ k.transpose(2, 3)).add_(bias).flatten(2)).view(shape).softmax(-1)
-    return _across(w2, weights.flatten(2)).view(shape) @ v
+    return _attend(q, k, v, bias, w1, w2, b2, scale)

@@ -29,8 +29,9 @@ from superformer.elastic.batchnorm import BatchNorm
 from superformer.elastic.block import Cell
 from superformer.elastic.conv import MapConv, kernel_axis
 from superformer.elastic.count import Cost, Count
-from superformer.elastic.hybrid import MBConv, MBConvCell, TransformerAxes, TransformerCell, divisible
+from superformer.elastic.hybrid import TransformerAxes, TransformerCell
 from superformer.elastic.layers import Linear
+from superformer.elastic.mbconv import MBConv, MBConvCell, divisible
 from superformer.elastic.pass_ import Pass
 from superformer.elastic.windows import halved
 from superformer.families.base import Network, StageModule
@@ -238,6 +239,8 @@ class NasVit(Network):
         if self.option("resize") and tuple(x.shape[-2:]) != (size, size):
             x = F.interpolate(x, size=(size, size), mode="bicubic", align_corners=False)
         x = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+        if not torch.is_grad_enabled() and not self.stem_norm.training:
+            return F.silu(self.stem.convolve(x, *self.stem_norm.folded(self.stem, at.view)), inplace=True)
         out: Tensor = self.stem_norm(self.stem(x, at.view), at.view, swish=True)
         return out
 

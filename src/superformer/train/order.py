@@ -29,9 +29,10 @@ from torch import Tensor, nn
 from superformer.elastic.attention import Attention
 from superformer.elastic.axis import Axis, Dim, Packed
 from superformer.elastic.block import Mlp
-from superformer.elastic.hybrid import HybridMlp, MBConv, TransformerCell
+from superformer.elastic.hybrid import HybridMlp, TransformerCell
 from superformer.elastic.inverted import SqueezeExcite
 from superformer.elastic.layers import Elastic
+from superformer.elastic.mbconv import MBConv
 from superformer.elastic.shifted import WindowAttention
 from superformer.elastic.spatial import SpatialAttention
 from superformer.errors import SuperformerError
