@@ -40,7 +40,11 @@ def main() -> None:
     macs = rng.uniform(1, 8, 2000)
     accuracy = macs + rng.normal(size=2000)
     figures = beside(lambda: correlation.intervals(macs, accuracy), repeats=3, training=False)
-    report("analysis, 1,000 resamples of three coefficients of 2,000 architectures (ViTAS v2, figure 5)", **figures, peak_mib=peak_mib())
+    report(
+        "analysis, 1,000 resamples of three coefficients of 2,000 architectures (ViTAS v2, figure 5)",
+        **figures,
+        peak_mib=peak_mib(),
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,13 @@ def main() -> None:
     work()
     memory = peak_mib()
     figures = beside(work, repeats=3)
-    report("W1 autoformer-tiny, 12 archs", **figures, peak_mib=memory, released={"ratio": 35.2, "peak_mib": 2585}, target={"ratio": 20})
+    report(
+        "W1 autoformer-tiny, 12 archs",
+        **figures,
+        peak_mib=memory,
+        released={"ratio": 35.2, "peak_mib": 2585},
+        target={"ratio": 20},
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """By what should the best of a search be chosen, where the search split is small? One JSON line for each run.
 
-Random networks of one budget (0.9 to 1 of the median MACs) are judged picture by picture. Many times, some pictures of the search split are
-drawn, the networks compared on them and on their moved copies, and one is chosen, as a search does; how it does on the test pictures tells
-how good the way of choosing is. Best with runs on data that no figure of the documentation is measured on, and with many test pictures.
+Random networks of one budget (0.9 to 1 of the median MACs) are judged picture by picture. Many times, some pictures of
+the search split are drawn, the networks compared on them and on their moved copies, and one is chosen, as a search
+does; how it does on the test pictures tells how good the way of choosing is. Best with runs on data that no figure of
+the documentation is measured on, and with many test pictures.
 
 python benchmarks/chosen.py [--networks 80] [--pictures 287] RUN [RUN ...]
 """
@@ -21,10 +22,9 @@ from numpy.typing import NDArray
 
 import superformer as sf
 from superformer import data
-from superformer.evaluation.moved import copies
-from superformer.evaluation.opened import Opened
-from superformer.evaluation.score import Score
-from superformer.run import Run
+from superformer.evaluation.evaluator import Score, copies
+from superformer.evaluation.trained_run import Opened
+from superformer.runs.folder import Run
 from superformer.search.scores import agreed, ranked
 
 Floats = NDArray[np.float64]
@@ -71,18 +71,22 @@ def _scores(right: Floats, lost: Floats) -> list[Score]:
 
 @torch.no_grad()
 def _judged(opened: Opened, networks: int) -> tuple[Floats, Floats, Floats]:
-    """Of each network: whether it is right about each copy of each picture of the search split, its loss there, its test accuracy."""
+    """Of each network: whether it is right about each copy of each picture of the search split, its loss there, its
+    test accuracy."""
     space, settings = opened.space, opened.recipe.data
     limit = float(np.median(sf.cost(space, space.sample_genes(2000, 0), num_classes=opened.net.num_classes).macs))
     search, test = (
-        list(data.eval_batches(part, settings, opened.img_size, 250)) for part in (opened.pictures.search, opened.pictures.test())
+        list(data.eval_batches(part, settings, opened.img_size, 250))
+        for part in (opened.pictures.search, opened.pictures.test())
     )
     right, lost, tested = [], [], []
     for arch in space.sample(networks, seed=1, macs=(0.9 * limit, limit), num_classes=opened.net.num_classes):
         net = opened.network(arch)
         outs = [([net(one) for one in copies(x, settings)], y) for x, y in search]
         right.append(torch.cat([torch.stack([(o.argmax(1) == y).double() for o in some]) for some, y in outs], 1))
-        lost.append(torch.cat([torch.stack([F.cross_entropy(o, y, reduction="none") for o in some]) for some, y in outs], 1))
+        lost.append(
+            torch.cat([torch.stack([F.cross_entropy(o, y, reduction="none") for o in some]) for some, y in outs], 1)
+        )
         tested.append(torch.cat([net(x).argmax(1) == y for x, y in test]).double().mean())
     return torch.stack(right).numpy(), torch.stack(lost).double().numpy(), torch.stack(tested).numpy()
 

@@ -1,9 +1,8 @@
 """What all benchmarks share: the calibrator, timing, and one JSON line.
 
-Times drift with the machine; a benchmark therefore measures a calibrator right before and right after its workload and reports the ratio.
-The calibrator is the training step (forward, cross-entropy, backward; batch 8) of timm's deit_tiny_patch16_224, or its forward pass for
-workloads without a backward one.
-"""
+Times drift with the machine; a benchmark therefore measures a calibrator right before and right after its workload and
+reports the ratio. The calibrator is the training step (forward, cross-entropy, backward; batch 8) of timm's
+deit_tiny_patch16_224, or its forward pass for workloads without a backward one."""
 
 from __future__ import annotations
 
@@ -66,7 +65,11 @@ class Calibrator:
 
     def __init__(self, training: bool = True):
         self.net = timm.create_model("deit_tiny_patch16_224").train(training)
-        self.x, self.y, self.training = pictures(8), torch.from_numpy(np.random.default_rng(1).integers(1000, size=8)), training
+        self.x, self.y, self.training = (
+            pictures(8),
+            torch.from_numpy(np.random.default_rng(1).integers(1000, size=8)),
+            training,
+        )
 
     def __call__(self) -> float:
         def step() -> None:
@@ -83,7 +86,8 @@ class Calibrator:
 
 
 def beside(work: Callable[[], Any], repeats: int, warmup: int = 1, training: bool = True) -> dict[str, float]:
-    """Median and smallest time of the work, and the median of its ratio to the calibrator measured right before and right after."""
+    """Median and smallest time of the work, and the median of its ratio to the calibrator measured right before and
+    right after."""
     calibrate = Calibrator(training)
     seconds(work, 0, warmup)
     units, times = [calibrate()], []
@@ -103,7 +107,9 @@ def peak_mib() -> int:
     """The most memory this process has held (its own: a child's ``ru_maxrss`` starts at its parent's)."""
     status = Path("/proc/self/status")
     if status.exists():
-        return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
+        return (
+            int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
@@ -115,4 +121,9 @@ def report(name: str, **figures: Any) -> None:
             return {k: tidy(v) for k, v in value.items()}
         return [tidy(v) for v in value] if isinstance(value, list) else value
 
-    print(json.dumps({"benchmark": name, "torch": torch.__version__, "threads": torch.get_num_threads(), **tidy(figures)}), flush=True)
+    print(
+        json.dumps(
+            {"benchmark": name, "torch": torch.__version__, "threads": torch.get_num_threads(), **tidy(figures)}
+        ),
+        flush=True,
+    )

@@ -1,8 +1,8 @@
 """W5: evaluating candidates with inherited weights, one by one and as a tree; what a history adds.
 
-One by one, as the released code was measured: count the cost, run 64 pictures (2 batches of 32) through the sub-network. As a tree
-(`superformer.evaluation`): the children of ten parents by the mutation of each recipe's own search, those that begin alike together; set
-against the same candidates one by one, in turn.
+One by one, as the released code was measured: count the cost, run 64 pictures (2 batches of 32) through the
+sub-network. As a tree (`superformer.evaluation`): the children of ten parents by the mutation of each recipe's own
+search, those that begin alike together; set against the same candidates one by one, in turn.
 
 python benchmarks/evaluate.py [released] [tree] [history]
 """
@@ -24,10 +24,10 @@ from common import Calibrator, peak_mib, pictures, report, seconds, workload
 import superformer as sf
 from superformer.evaluation.evaluator import Evaluator, needs_recalibration
 from superformer.recipes import space_of
+from superformer.search.evolution import polynomial
 from superformer.search.history import Evaluation, History
-from superformer.search.nsga2 import polynomial
 from superformer.space import Genes, Space
-from superformer.space.variation import mutate
+from superformer.space.genes import mutate
 
 RELEASED = {"autoformer-tiny": ("autoformer", 16.9), "vit-resnas-tiny": ("vit_resnas", 15.3)}
 PARENTS, CHILDREN, ROUNDS = 10, 64, 3
@@ -71,12 +71,15 @@ def released() -> None:
 
 
 def tree() -> None:
-    """Candidates a second as a tree, over the same ones by one; in a laptop recipe's space, with weights as they are drawn."""
+    """Candidates a second as a tree, over the same ones by one; in a laptop recipe's space, with weights as they are
+    drawn."""
     for name, own in OWN.items():
         space = space_of(sf.recipe(f"{name}-laptop"))
         net = sf.supernet(space, 10)
         batches = [(pictures(143, space.img_size), torch.zeros(143, dtype=torch.int64))]
-        judge = Evaluator(net, lambda batches=batches: batches, [pictures(64, space.img_size)] * 8 if needs_recalibration(net) else ())
+        judge = Evaluator(
+            net, lambda batches=batches: batches, [pictures(64, space.img_size)] * 8 if needs_recalibration(net) else ()
+        )
         rng = np.random.default_rng(0)
         parents = space.sample_genes(PARENTS, rng)
         for k, (mutation, make) in enumerate(MUTATIONS.items()):
@@ -84,7 +87,9 @@ def tree() -> None:
                 continue
             children: dict[str, sf.Arch] = {}
             while len(children) < CHILDREN:  # different ones, as searches ask for
-                children |= {a.path: a for a in space.decode(make(space, parents[rng.integers(PARENTS, size=CHILDREN)], rng))}
+                children |= {
+                    a.path: a for a in space.decode(make(space, parents[rng.integers(PARENTS, size=CHILDREN)], rng))
+                }
             archs = list(children.values())[:CHILDREN]
             judge(archs[:2])
             together, apart = [], []
@@ -116,7 +121,10 @@ def history() -> None:
     with tempfile.TemporaryDirectory() as folder, History(Path(folder) / "history.db", "weights", "pictures") as kept:
         times = []
         for k in range(200):
-            rows = [Evaluation(f"{k}-{j}", arch, {"accuracy": 0.5, "loss": 1.0, "macs": 1e6, "params": 1e5}) for j in range(50)]
+            rows = [
+                Evaluation(f"{k}-{j}", arch, {"accuracy": 0.5, "loss": 1.0, "macs": 1e6, "params": 1e5})
+                for j in range(50)
+            ]
             start = time.perf_counter()
             kept.get([row.key for row in rows])
             kept.put(rows)

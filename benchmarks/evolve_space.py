@@ -1,8 +1,9 @@
-"""Does searching the search space help (S3, table 5)? From a deliberately bad space, moved twice, on digits; one JSON line for each way.
+"""Does searching the search space help (S3, table 5)? From a deliberately bad space, moved twice, on digits; one JSON
+line for each way.
 
 * evolved: the space moves (algorithm 1), each supernet begins with what fits of the one before;
-* stayed: the same trainings one after another, each beginning with all of the one before, and the space does not move: what inherited
-  weights and longer training give by themselves;
+* stayed: the same trainings one after another, each beginning with all of the one before, and the space does not move:
+  what inherited weights and longer training give by themselves;
 * fresh: the last space of the evolution, its supernet trained once from nothing.
 
 python benchmarks/evolve_space.py [FOLDER]
@@ -21,7 +22,7 @@ from common import peak_mib, report
 
 import superformer as sf
 from superformer.recipes import Recipe
-from superformer.search.evolve import evolve_space
+from superformer.search.space_evolution import evolve_space
 
 BAD = {
     "name": "bad",
@@ -31,12 +32,22 @@ BAD = {
         {
             "depth": [1, 2],
             "choices": {"width": [8, 12]},
-            "block": {"window": [2, 4], "heads": [1, 2], "attn": {"times": 4, "of": "heads"}, "mlp": {"ratio": [0.5, 1], "of": "width"}},
+            "block": {
+                "window": [2, 4],
+                "heads": [1, 2],
+                "attn": {"times": 4, "of": "heads"},
+                "mlp": {"ratio": [0.5, 1], "of": "width"},
+            },
         },
         {
             "depth": [1, 2],
             "choices": {"width": [8, 12]},
-            "block": {"window": [2], "heads": [1, 2], "attn": {"times": 4, "of": "heads"}, "mlp": {"ratio": [0.5, 1], "of": "width"}},
+            "block": {
+                "window": [2],
+                "heads": [1, 2],
+                "attn": {"times": 4, "of": "heads"},
+                "mlp": {"ratio": [0.5, 1], "of": "width"},
+            },
         },
     ],
 }

@@ -1,12 +1,13 @@
 """Does a search find better networks than chance, on the test set? One JSON line for each laptop recipe.
 
-A trained run of each recipe is copied and searched with its own method below the median MACs of its space. The best network is then set
-against 50 random ones within the same limit, and against 50 that use it up (from 0.9 of it on), on the test pictures, which nothing has
-seen before.
+A trained run of each recipe is copied and searched with its own method below the median MACs of its space. The best
+network is then set against 50 random ones within the same limit, and against 50 that use it up (from 0.9 of it on), on
+the test pictures, which nothing has seen before.
 
 python benchmarks/found.py [--runs FOLDER] [--seeds N] [--latency] [RECIPE ...]
 
-With --latency also: a search below the median latency of random networks, and its best network measured again, as parts of the limit.
+With --latency also: a search below the median latency of random networks, and its best network measured again, as parts
+of the limit.
 
 FOLDER has the runs, each named after its recipe; those that are missing are trained there first (minutes each).
 """
@@ -31,10 +32,10 @@ from superformer import data
 from superformer.cost.latency import measure_in_turn
 from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator
-from superformer.run import Run
+from superformer.runs.folder import Run
+from superformer.runs.storage import load_supernet
 from superformer.search.run import search
 from superformer.train.loop import train
-from superformer.trained import load_supernet
 
 RECIPES = [f"{name}-laptop" for name in ("s3", "vitas-v1", "vitas-deit", "vitas-twins", "vit-resnas", "nasvit")]
 RANDOM = 50
@@ -54,9 +55,13 @@ def main() -> None:
             train(name, "digits", folder)
         with tempfile.TemporaryDirectory() as scratch:
             shutil.copytree(
-                folder, Path(scratch) / "run", ignore=shutil.ignore_patterns("history.db*", "front.json", "checkpoints", ".lock")
+                folder,
+                Path(scratch) / "run",
+                ignore=shutil.ignore_patterns("history.db*", "front.json", "checkpoints", ".lock"),
             )
-            report(f"search, found against random on the test set: {name}", **_compare(Path(scratch) / "run", given.seeds))
+            report(
+                f"search, found against random on the test set: {name}", **_compare(Path(scratch) / "run", given.seeds)
+            )
             if given.latency:
                 report(f"search, a latency limit measured again: {name}", **_latency(Path(scratch) / "run"))
 

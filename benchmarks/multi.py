@@ -47,7 +47,9 @@ def main() -> None:
             taken += seconds(lambda mode=mode: step(mode), 1, 0)
     unit = (before + calibrate()) / 2
     words = [sys.executable, __file__, "--batch", str(asked.batch), "--archs", str(asked.archs), "--memory"]
-    memory = {mode: int(subprocess.run([*words, mode], capture_output=True, text=True, check=True).stdout) for mode in times}
+    memory = {
+        mode: int(subprocess.run([*words, mode], capture_output=True, text=True, check=True).stdout) for mode in times
+    }
     report(
         f"W2 vit-resnas-tiny, {asked.archs} archs, batch {asked.batch}",
         seconds={m: statistics.median(t) for m, t in times.items()},

@@ -1,4 +1,5 @@
-"""W3 and W5 of NASViT: forward and backward of the four networks of a training step (batch 8), and evaluating a candidate.
+"""W3 and W5 of NASViT: forward and backward of the four networks of a training step (batch 8), and evaluating a
+candidate.
 
 python benchmarks/nasvit.py
 """
@@ -19,7 +20,8 @@ def archs(name: str) -> list[sf.Arch]:
 
 
 def training() -> None:
-    """Largest, smallest and two random networks, the same pictures, gradients summed: without optimiser and projection."""
+    """Largest, smallest and two random networks, the same pictures, gradients summed: without optimiser and
+    projection."""
     net, x, y = sf.supernet("nasvit-released").train(), pictures(8), soft_targets(8)
     chosen = archs("w3")
 

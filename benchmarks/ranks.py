@@ -2,10 +2,10 @@
 
 python benchmarks/ranks.py RUN [key=value ...]
 
-RUN is a trained run; copies of it are searched with its recipe's method: on one process with one and with two threads, on two processes
-with one thread each, and, to see what the machine itself gives, twice at the same time by two that know nothing of each other. Counted
-from the first question to the last answer in the history, without the start of the programs.
-"""
+RUN is a trained run; copies of it are searched with its recipe's method: on one process with one and with two threads,
+on two processes with one thread each, and, to see what the machine itself gives, twice at the same time by two that
+know nothing of each other. Counted from the first question to the last answer in the history, without the start of the
+programs."""
 
 from __future__ import annotations
 
@@ -58,11 +58,27 @@ def _search(run: Path, words: list[str], processes: int, threads: int) -> tuple[
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns("history.db*", "front.json", "checkpoints", ".lock"))
         start = ["-m", "superformer"]
         if processes > 1:
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "superformer", "--"]
+            start = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(processes),
+                "-m",
+                "superformer",
+                "--",
+            ]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        subprocess.run([sys.executable, *start, "search", "--run", str(copy), *words], env=environment, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, *start, "search", "--run", str(copy), *words],
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
         with sqlite3.connect(copy / "history.db") as db:
-            begun, ended, n = db.execute("SELECT (SELECT MIN(time) FROM searches), MAX(time), COUNT(*) FROM evaluations").fetchone()
+            begun, ended, n = db.execute(
+                "SELECT (SELECT MIN(time) FROM searches), MAX(time), COUNT(*) FROM evaluations"
+            ).fetchone()
         found = json.loads((copy / "front.json").read_text())
         return n / (ended - begun), json.dumps([(row["key"], row["accuracy"]) for row in found["front"]])
 

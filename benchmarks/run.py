@@ -34,7 +34,9 @@ def main() -> int:
         if name not in BENCHMARKS:
             print(f"unknown benchmark {name!r}; possible: {', '.join(BENCHMARKS)}", file=sys.stderr)
             return 2
-    return max(subprocess.run([sys.executable, here / BENCHMARKS[name][0], *BENCHMARKS[name][1:]]).returncode for name in names)
+    return max(
+        subprocess.run([sys.executable, here / BENCHMARKS[name][0], *BENCHMARKS[name][1:]]).returncode for name in names
+    )
 
 
 if __name__ == "__main__":

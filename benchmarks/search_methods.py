@@ -1,4 +1,5 @@
-"""Search methods: hypervolume over evaluations on a space whose every architecture has a known score, and predicted candidates ranked.
+"""Search methods: hypervolume over evaluations on a space whose every architecture has a known score, and predicted
+candidates ranked.
 
 python benchmarks/search_methods.py
 """
@@ -11,8 +12,10 @@ import numpy as np
 from common import beside, peak_mib, report, seconds
 
 import superformer as sf
-from superformer.search import Method, Problem, method, pareto
-from superformer.search.known import Known
+from superformer.search import Method, Problem
+from superformer.search import methods as method
+from superformer.search import problem as pareto
+from superformer.search.known_space import Known
 from superformer.search.predictor import Forest
 
 AT = (50, 100, 200, 400, 800, 1200, 1600, 2000)
@@ -42,7 +45,9 @@ def main() -> None:
     known = Known()
     for name, (which, changes) in SEARCHES.items():
         start = time.perf_counter()
-        shares = np.asarray([volumes(known, method(known.problem(("accuracy", "macs"), seed=seed), which, **changes)) for seed in SEEDS])
+        shares = np.asarray(
+            [volumes(known, method(known.problem(("accuracy", "macs"), seed=seed), which, **changes)) for seed in SEEDS]
+        )
         report(
             f"search, {name}: share of the hypervolume of {len(known.rows):,} architectures",
             evaluations=list(AT),

@@ -1,4 +1,5 @@
-"""The price of the supernet: a training step of one sub-network through it, against its extracted network (batch 8, alternating).
+"""The price of the supernet: a training step of one sub-network through it, against its extracted network (batch 8,
+alternating).
 
 python benchmarks/step.py
 """
@@ -13,7 +14,15 @@ from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, s
 
 import superformer as sf
 
-NAMES = ("vit-resnas-tiny", "autoformer-tiny", "vitas-v1", "s3-initial", "vitas-twins-small", "nasvit-released", "vitas-resnet50")
+NAMES = (
+    "vit-resnas-tiny",
+    "autoformer-tiny",
+    "vitas-v1",
+    "s3-initial",
+    "vitas-twins-small",
+    "nasvit-released",
+    "vitas-resnet50",
+)
 
 
 def main() -> None:

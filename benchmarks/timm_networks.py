@@ -13,7 +13,7 @@ import timm
 import torch
 from common import Calibrator, peak_mib, pictures, report, seconds, soft_loss, soft_targets
 
-from superformer.timm_weights import from_timm
+from superformer.interop.timm_weights import from_timm
 
 NAMES = ("swin_s3_tiny_224", "twins_svt_small", "deit_tiny_patch16_224", "resnet50")
 
@@ -36,10 +36,15 @@ def main() -> None:
             soft_loss(net(given[id(net)]), y).backward()
 
         def compare(
-            work: Callable[[torch.nn.Module], None], repeats: int, ours: torch.nn.Module = ours, theirs: torch.nn.Module = theirs
+            work: Callable[[torch.nn.Module], None],
+            repeats: int,
+            ours: torch.nn.Module = ours,
+            theirs: torch.nn.Module = theirs,
         ) -> float:
             work(ours), work(theirs)
-            pairs = [(seconds(lambda: work(ours), 1, 0)[0], seconds(lambda: work(theirs), 1, 0)[0]) for _ in range(repeats)]
+            pairs = [
+                (seconds(lambda: work(ours), 1, 0)[0], seconds(lambda: work(theirs), 1, 0)[0]) for _ in range(repeats)
+            ]
             return statistics.median(a / b for a, b in pairs)
 
         unit = Calibrator()()

@@ -23,13 +23,20 @@ import superformer as sf
 from superformer import data
 from superformer.data import Batch
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.train.prepare import prepare
+from superformer.runs.processes import World
+from superformer.train.loop import prepare
 from superformer.train.sampling import Turn
 from superformer.train.step import Trainer
-from superformer.train.world import World
 
 CLASSES = [str(n) for n in range(1000)]
-NASVIT = ["space=nasvit-released", "loss.teachers=[]", "gradients.cap=2", "gradients.clip_subnets=1", "watch.conflicts=0", "train.ema=null"]
+NASVIT = [
+    "space=nasvit-released",
+    "loss.teachers=[]",
+    "gradients.cap=2",
+    "gradients.clip_subnets=1",
+    "watch.conflicts=0",
+    "train.ema=null",
+]
 
 
 def batch(n: int, size: int = 224) -> Batch:
@@ -76,7 +83,11 @@ def sandwich() -> None:
 
     ratio, together, alone = in_turn(lambda: trainer.step(50, own), apart)
     report(
-        "sandwich step of s3-initial against its four extracted networks", ratio=ratio, seconds=together, apart=alone, target={"ratio": 1.1}
+        "sandwich step of s3-initial against its four extracted networks",
+        ratio=ratio,
+        seconds=together,
+        apart=alone,
+        target={"ratio": 1.1},
     )
 
 
@@ -100,7 +111,11 @@ def in_turn(first, second, repeats: int = 5) -> tuple[float, float, float]:  # t
             row.append(time.perf_counter() - start)
         if n:
             times.append((row[0], row[1]))
-    return statistics.median(a / b for a, b in times), statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
+    return (
+        statistics.median(a / b for a, b in times),
+        statistics.median(a for a, _ in times),
+        statistics.median(b for _, b in times),
+    )
 
 
 def waiting() -> None:
@@ -109,7 +124,9 @@ def waiting() -> None:
         space = space_of(recipe)
         found = data.load("digits", recipe.data, space.img_size)
         trainer = prepare(recipe, space, found.classes, 100, 20, World())
-        batches = data.train_batches(found.train, recipe.data, recipe.mix, space.img_size, seed=0, epoch=0, batch_size=64)
+        batches = data.train_batches(
+            found.train, recipe.data, recipe.mix, space.img_size, seed=0, epoch=0, batch_size=64
+        )
         start = time.perf_counter()
         with closing(batches):
             for n, own in enumerate(batches):

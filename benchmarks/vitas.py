@@ -1,4 +1,5 @@
-"""W4: ViTAS's supernet, a training step (batch 8) of each of 8 architectures, ordinal and bilateral; W4b the same with patches of 16.
+"""W4: ViTAS's supernet, a training step (batch 8) of each of 8 architectures, ordinal and bilateral; W4b the same with
+patches of 16.
 
 python benchmarks/vitas.py
 """
@@ -38,7 +39,12 @@ def main() -> None:
             work()
             memory = peak_mib()
             rule = "bilateral" if len(sides) == 2 else "ordinal"
-            report(f"{name} vitas-v1 {rule}, 8 archs", **beside(work, repeats=4), peak_mib=memory, released={"ratio": official})
+            report(
+                f"{name} vitas-v1 {rule}, 8 archs",
+                **beside(work, repeats=4),
+                peak_mib=memory,
+                released={"ratio": official},
+            )
 
 
 if __name__ == "__main__":

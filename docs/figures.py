@@ -15,7 +15,10 @@ import superformer as sf
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 340, 60, 56, 58
 LOW, HIGH, BINS = 0.7, 3.6, 116
-SERIES = (("every choice uniform, as the papers sample", "#4c72b0"), ("uniform over different architectures", "#dd8452"))
+SERIES = (
+    ("every choice uniform, as the papers sample", "#4c72b0"),
+    ("uniform over different architectures", "#dd8452"),
+)
 
 
 PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 286, 190, 3
@@ -35,11 +38,15 @@ def budget() -> None:
     for k, (label, colour) in enumerate(SERIES):
         macs = sf.cost(space, space.sample_genes(200_000, seed=0, over=("choices", "architectures")[k])).macs / 1e9
         counts, edges = np.histogram(macs, bins=BINS, range=(LOW, HIGH))
-        line = " ".join(f"{x(e):.1f},{base - c / counts.max() * room * 0.9:.1f}" for e, c in zip(edges, counts, strict=False))
+        line = " ".join(
+            f"{x(e):.1f},{base - c / counts.max() * room * 0.9:.1f}" for e, c in zip(edges, counts, strict=False)
+        )
         out.append(
             f'<polygon points="{x(LOW):.1f},{base} {line} {x(HIGH):.1f},{base}" fill="{colour}" fill-opacity="0.35" stroke="{colour}"/>'
         )
-        out.append(f'<rect x="{LEFT + 8}" y="{TOP - 18 + 18 * k}" width="12" height="12" fill="{colour}" fill-opacity="0.6"/>')
+        out.append(
+            f'<rect x="{LEFT + 8}" y="{TOP - 18 + 18 * k}" width="12" height="12" fill="{colour}" fill-opacity="0.6"/>'
+        )
         out.append(f'<text x="{LEFT + 26}" y="{TOP - 8 + 18 * k}" font-size="12">{label}</text>')
     for target in (1.0, 2.9):
         genes = space.sample_genes(1000, seed=0, macs=(0.99e9 * target, 1.01e9 * target))
@@ -48,7 +55,9 @@ def budget() -> None:
             f'<rect x="{x(found.min()):.1f}" y="{TOP + 40}" width="{x(found.max()) - x(found.min()):.1f}" height="{base - TOP - 40}" fill="#55a868"/>'
         )
         anchor, at = ("start", x(target) + 10) if target < 2 else ("end", x(target) - 10)
-        out.append(f'<text x="{at:.1f}" y="{TOP + 52}" font-size="12" fill="#2f7d46" text-anchor="{anchor}">1,000 exact draws</text>')
+        out.append(
+            f'<text x="{at:.1f}" y="{TOP + 52}" font-size="12" fill="#2f7d46" text-anchor="{anchor}">1,000 exact draws</text>'
+        )
         out.append(
             f'<text x="{at:.1f}" y="{TOP + 67}" font-size="12" fill="#2f7d46" text-anchor="{anchor}">within 1 % of {target} G</text>'
         )
@@ -97,7 +106,9 @@ def _panel(run: sf.Run) -> list[str]:
         out.append(f'<line x1="44" x2="{PANEL_WIDTH - 16}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
         out.append(f'<text x="40" y="{y(tick) + 4:.1f}" text-anchor="end">{tick} %</text>')
     for share in (0, 0.5, 1):
-        out.append(f'<text x="{x(share * last):.1f}" y="{PANEL_HEIGHT - 18}" text-anchor="middle">{share * epochs:g}</text>')
+        out.append(
+            f'<text x="{x(share * last):.1f}" y="{PANEL_HEIGHT - 18}" text-anchor="middle">{share * epochs:g}</text>'
+        )
     out.append(f'<text x="{PANEL_WIDTH - 16}" y="{PANEL_HEIGHT - 4}" text-anchor="end">epochs</text>')
     for name in sorted(health[0]["accuracy"], key=lambda name: name in WATCHED):
         line = " ".join(f"{x(row['step']):.1f},{y(100 * row['accuracy'][name]):.1f}" for row in health)

@@ -1,4 +1,5 @@
-"""What many tests need: a run that was trained (and searched) once, copies of it, and the command line in this process."""
+"""What many tests need: a run that was trained (and searched) once, copies of it, and the command line in this
+process."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.training import recipe
 from hypothesis import HealthCheck, settings
-from training import recipe
 
-from superformer.search.known import Known
+from superformer.search.known_space import Known
 
 torch.set_num_threads(1)
-settings.register_profile("house", deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "house", deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile("house")
 
 

@@ -26,7 +26,15 @@ def test_the_whole_way(tmp_path: Path) -> None:
     told = (tmp_path / "log").read_text()
     assert "largest difference" in told
     assert str(page) in told.replace("\n", "")
-    for name in ("recipe.yaml", "space.json", "supernet.safetensors", "history.db", "front.json", "metrics.jsonl", "evolution.json"):
+    for name in (
+        "recipe.yaml",
+        "space.json",
+        "supernet.safetensors",
+        "history.db",
+        "front.json",
+        "metrics.jsonl",
+        "evolution.json",
+    ):
         assert (tmp_path / "run" / name).exists(), name
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert (tmp_path / "run" / "model" / "config.json").exists()

@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.elastic.axis import Axis
-from superformer.sharing import Sharing, bilateral, cyclic, influence_gap, ordinal, solution, solve_cyclic, training_times
+from superformer.sharing import (
+    Sharing,
+    bilateral,
+    cyclic,
+    influence_gap,
+    ordinal,
+    solution,
+    solve_cyclic,
+    training_times,
+)
 
 TABLE_16 = {5: 0.6, 6: 0.3, 7: 0.7, 8: 0.5, 9: 0.8, 10: 0.5}
 

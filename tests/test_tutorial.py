@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training import superformer
+from helpers.training import superformer
 
 TEXT = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
 

@@ -15,27 +15,26 @@ import numpy as np
 from rich.console import Console
 
 from superformer import files
-from superformer.bench import bench
+from superformer.analysis.bench import bench
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
 from superformer.errors import InfeasibleError
-from superformer.export import export
+from superformer.interop.export import export
 from superformer.recipes import resolve
 from superformer.report import write
-from superformer.retrain import handed_over, retrain
-from superformer.run import Run
-from superformer.search.evolve import evolve_space
+from superformer.runs.folder import Run
+from superformer.runs.storage import load_supernet
 from superformer.search.run import search
-from superformer.search.space_evolution import dimensions
+from superformer.search.space_evolution import dimensions, evolve_space
 from superformer.space import Space
 from superformer.space.arch import Arch
-from superformer.trained import load_supernet
+from superformer.train.retrain import handed_over, retrain
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a sub-space,
-    rounds of search, seconds of measuring latencies."""
+    """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a
+    sub-space, rounds of search, seconds of measuring latencies."""
 
     epochs: float = 10
     alone: float = 10
@@ -53,7 +52,9 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
         evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console)
     with _part(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
         limits = _limits(Run.open(folder))
-        console.print(f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms", highlight=False)
+        console.print(
+            f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms", highlight=False
+        )
         words = {"generations": pace.generations, "table_seconds": pace.table_seconds}
         found = search(folder, limits, None, words, console)
     with _part(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
@@ -64,7 +65,9 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
         bench(str(folder), ("eager", "onnx"), which=("model", "largest"), batches=(1, 32), seconds=0.3, console=console)
     with _part(console, "5. The report"):
         page = write(folder, console)
-    console.print(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True
+    )
     return page
 
 
@@ -83,7 +86,9 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
         space, net = run.space(), load_supernet(run.supernet_file)
         macs = float(np.median(cost(space, space.sample_genes(500, seed=0), num_classes=net.num_classes).macs))
         ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
-        latency = float(np.mean([timing.median for timing in measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)]))
+        latency = float(
+            np.mean([timing.median for timing in measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)])
+        )
         files.write(path, json.dumps({"macs": [0, macs], "latency": [0, latency]}))
     return {name: (float(low), float(high)) for name, (low, high) in json.loads(path.read_text()).items()}
 
@@ -104,15 +109,22 @@ def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) 
         ("found", "best", "scratch", pace.alone),
         ("found, tuned", "best", "finetuned", pace.tuned),
     ):
-        console.print(f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights", highlight=False)
-        row = retrain(folder, which, f"weights={weights}", f"train.epochs={epochs}", "watch.every=10", console=console).rows[-1]
+        console.print(
+            f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights", highlight=False
+        )
+        row = retrain(
+            folder, which, f"weights={weights}", f"train.epochs={epochs}", "watch.every=10", console=console
+        ).rows[-1]
         rows.append({**row, "name": name, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
-        console.print(f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs", highlight=False)
+        console.print(
+            f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs", highlight=False
+        )
     files.write(folder / "comparison.json", json.dumps({"rows": rows}, indent=1))
 
 
 def handmade(space: Space, macs: float, num_classes: int) -> Arch:
-    """What one would draw by hand for so many MACs: every stage as deep in its list as the others, every width as wide, every MLP, too."""
+    """What one would draw by hand for so many MACs: every stage as deep in its list as the others, every width as wide,
+    every MLP, too."""
     best: tuple[float, Arch] | None = None
     shares = np.linspace(0, 1, 5)
     for deep, wide, hidden in itertools.product(shares, shares, shares):

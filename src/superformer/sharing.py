@@ -4,9 +4,10 @@ A supernet keeps one tensor at the largest width; a sub-network of a smaller wid
 channels. *Which* ones is a rule, and every elastic layer asks the same rule object for it:
 
 * **ordinal** (eq. 3, AutoSlim): the first ``w`` channels;
-* **bilateral** (BCNet): the first ``w`` on the *left* side, the last ``w`` on the *right* side; a forward pass takes one side;
-* **cyclic** (eqs. 5 to 13): ``w`` consecutive channels, wrapped around, from a start chosen per width such that all channels are
-  trained equally often (eq. 12) and with equal influence (eq. 13).
+* **bilateral** (BCNet): the first ``w`` on the *left* side, the last ``w`` on the *right* side; a forward pass takes
+  one side;
+* **cyclic** (eqs. 5 to 13): ``w`` consecutive channels, wrapped around, from a start chosen per width such that all
+  channels are trained equally often (eq. 12) and with equal influence (eq. 13).
 
 Channels that belong together (the channels of a head) move together: a rule works on whole units of an axis.
 """
@@ -37,9 +38,8 @@ GroupMap = Mapping[int, Iterable[int]]
 class Sharing:
     """The rule of one supernet.
 
-    ``joint`` names packed tensors (``"qkv.bias"``) whose parts are cut as *one* run of channels instead of part by part. No paper
-    wants that; the released AutoFormer and ViTAS code does it, and their weights need it.
-    """
+    ``joint`` names packed tensors (``"qkv.bias"``) whose parts are cut as *one* run of channels instead of part by
+    part. No paper wants that; the released AutoFormer and ViTAS code does it, and their weights need it."""
 
     rule: str = "ordinal"
     joint: frozenset[str] = frozenset()
@@ -86,10 +86,10 @@ class Sharing:
 def _cyclic_start(widths: tuple[int, ...], unit: int, width: int) -> int:
     """The channel where the run of ``width`` channels starts.
 
-    The widths of an axis are whole groups of channels if at most 16 groups make that possible; each then starts where the
-    mapping says. Otherwise (384 channels in ten groups are no whole groups) the axis is ruled in ten, as in the paper: a width takes
-    the start of the nearest number of groups, rounded to a unit, and keeps its exact number of channels.
-    """
+    The widths of an axis are whole groups of channels if at most 16 groups make that possible; each then starts where
+    the mapping says. Otherwise (384 channels in ten groups are no whole groups) the axis is ruled in ten, as in the
+    paper: a width takes the start of the nearest number of groups, rounded to a unit, and keeps its exact number of
+    channels."""
     size = widths[-1]
     group = math.gcd(*widths)
     groups = size // group if size // group in SOLVED_GROUPS else min(size // unit, PAPER_GROUPS)
@@ -117,8 +117,8 @@ def bilateral(groups: int) -> dict[int, tuple[int, ...]]:
 def cyclic(groups: int) -> dict[int, frozenset[int]]:
     """The cyclic mapping (ViTAS v2, eqs. 5 to 13; continuous runs as in appendix A.11).
 
-    For each width ``1..groups`` the set of channel groups it uses. Solved once for 2 to 16 groups and shipped; other numbers are
-    solved on the spot (needs ortools). ``solution(groups)["proven"]`` says whether the optimum is proven.
+    For each width ``1..groups`` the set of channel groups it uses. Solved once for 2 to 16 groups and shipped; other
+    numbers are solved on the spot (needs ortools). ``solution(groups)["proven"]`` says whether the optimum is proven.
     """
     starts = cyclic_starts(groups)
     return {j: frozenset((starts[j - 1] + k) % groups for k in range(j)) for j in range(1, groups + 1)}
@@ -149,7 +149,8 @@ def solution(groups: int) -> dict[str, Any]:
 
 
 def influence(mapping: GroupMap | Iterable[Iterable[int]], groups: int | None = None) -> list[Fraction]:
-    """Total influence of each group of channels: the sum of psi = 1/j over the widths ``j`` that use it (eqs. 10 and 11)."""
+    """Total influence of each group of channels: the sum of psi = 1/j over the widths ``j`` that use it (eqs. 10 and
+    11)."""
     items = dict(mapping) if isinstance(mapping, Mapping) else dict(enumerate(mapping, 1))
     used = {j: Counter(channels) for j, channels in items.items()}
     count = groups if groups is not None else 1 + max(max(c) for c in used.values() if c)
@@ -172,9 +173,8 @@ def training_times(mapping: GroupMap | Iterable[Iterable[int]]) -> list[int]:
 def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[str, Any]:
     """Eqs. 12 and 13 as an integer program over the starts (CP-SAT); says whether the optimum was proven.
 
-    Influences are scaled to integers by the least common multiple of the widths. Their sum is fixed, so the gap of eq. 13 is
-    ``2 l sum_i I_i^2`` up to a constant and the sum of squares is what is minimised.
-    """
+    Influences are scaled to integers by the least common multiple of the widths. Their sum is fixed, so the gap of eq.
+    13 is ``2 l sum_i I_i^2`` up to a constant and the sum of squares is what is minimised."""
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:  # pragma: no cover - depends on the installation

@@ -1,9 +1,7 @@
-"""What tokens attend to: attention maps, and how far the keys are that a query attends to most (S3, figure 4).
+"""Where the queries and the keys of a block's attention lie on the map.
 
-The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks at the functions called
-within it): no block has a second implementation here, and nothing is slower where nobody looks. With talking heads (NASViT) they are P,
-after the softmax and before the second map across the heads.
-"""
+The coordinates of the tokens go the way that the block sends the tokens themselves (padded, moved, cut into windows,
+summarised), by the same functions. Lengths are in tokens of the block's stage."""
 
 from __future__ import annotations
 
@@ -16,10 +14,89 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from superformer.analysis.places import Places, places
+from superformer.elastic.axis import Pass, Step
+from superformer.elastic.transformer import Attention, Block
 from superformer.errors import SuperformerError
-from superformer.families.base import Network
+from superformer.families import nasvit as hybrid
+from superformer.families.network import Network
+from superformer.families.swin import WindowAttention, far
+from superformer.families.twins import GlobalAttention, LocalAttention, TwinsBlock
+from superformer.kernels.attention import cut, pad, patches
 from superformer.space.arch import Arch
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Row and column of each query (windows, queries, 2) and of each key (windows, keys, 2), of which it is the middle.
+
+    ``real``: which queries are places of the picture, not the class token or padding. ``pairs`` (windows, queries,
+    keys): which keys are and may be attended to. ``side``: tokens in a row that a key stands for. One window is the
+    whole map."""
+
+    grid: tuple[int, int]
+    queries: Tensor
+    keys: Tensor
+    real: Tensor
+    pairs: Tensor
+    side: int = 1
+
+    @staticmethod
+    def of(
+        grid: tuple[int, int], queries: Tensor, keys: Tensor, allowed: Tensor | None = None, side: int = 1
+    ) -> Places:
+        """From coordinates with a third number: 1 for a place of the picture."""
+        real = queries[..., 2] > 0
+        pairs = real[:, :, None] & (keys[..., 2] > 0)[:, None]
+        return Places(grid, queries[..., :2], keys[..., :2], real, pairs if allowed is None else pairs & allowed, side)
+
+    @property
+    def distances(self) -> Tensor:
+        """Of each query to each key of its window, (windows, queries, keys)."""
+        return torch.cdist(self.queries, self.keys)
+
+
+def places(net: Network, stage: int, step: Step, at: Pass) -> Places:
+    """Those of a block that attends."""
+    block, grid = step.block, net.stage_grid(stage, at.grid)
+    rows, cols = (torch.arange(n, dtype=torch.float64) for n in grid)
+    where = torch.stack([rows[:, None].expand(grid), cols.expand(grid), torch.ones(grid, dtype=torch.float64)], -1)[
+        None
+    ]
+    if isinstance(block, TwinsBlock):
+        return _twins(block.operation(step.values).attn, grid, where)
+    if isinstance(block, hybrid.TransformerCell):
+        parts = round(at.arch.stages[stage].choices.int("windows") ** 0.5)
+        own = hybrid._cut(where, parts).flatten(1, 2)
+        return Places.of(grid, own, own)
+    if isinstance(block, Block) and isinstance(block.attn, WindowAttention):
+        windows = block.attn.windows(step, at)
+        (cutted,) = cut(windows.cut(where.flatten(1, 2)), windows.side, 1, 1)
+        forbidden = far(windows, torch.float64, CPU)
+        return Places.of(grid, cutted[:, 0], cutted[:, 0], None if forbidden is None else forbidden == 0)
+    if isinstance(block, Block) and type(block.attn) is Attention:
+        tokens = torch.cat([where.new_zeros(1, net.prefix_tokens(stage), 3), where.flatten(1, 2)], 1)
+        return Places.of(grid, tokens[:, :1] if block.attn.class_only else tokens, tokens)
+    raise SuperformerError(
+        f"where the tokens of {type(block).__name__} lie is not known: superformer/analysis/places.py has to be told"
+    )
+
+
+def _twins(attn: LocalAttention | GlobalAttention, grid: tuple[int, int], where: Tensor) -> Places:
+    if isinstance(attn, LocalAttention):
+        (own,) = cut(pad(where, attn.side), attn.side, 1, 1)
+        return Places.of(grid, own[:, 0], own[:, 0])
+    keys = patches(where, attn.ratio).mean((-1, -2)).flatten(1, 2)
+    return Places.of(grid, where.flatten(1, 2), keys, side=attn.ratio)
+
+
+# What tokens attend to: attention maps, and how far the keys are that a query attends to most (S3, figure 4).
+#
+# The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks
+# at the functions called within it): no block has a second implementation here, and nothing is slower where nobody
+# looks. With talking heads (NASViT) they are P, after the softmax and before the second map across the heads.
+
 
 TOP = (5, 10)
 """Keys of figure 4."""
@@ -68,12 +145,14 @@ class Attended:
         return f"{self.stage + 1}-{self.block + 1}"
 
     def map(self, row: int, col: int) -> Tensor:
-        """What the token at a place attends to: (pictures, heads, rows, columns); 0 outside its window. A key that stands for several
-        tokens is spread over them; the share of the class token is left out."""
+        """What the token at a place attends to: (pictures, heads, rows, columns); 0 outside its window. A key that
+        stands for several tokens is spread over them; the share of the class token is left out."""
         own = self.places
         found = (own.queries == torch.tensor([row, col], dtype=own.queries.dtype)).all(-1) & own.real
         if not found.any():
-            raise SuperformerError(f"block {self.name} has no token at row {row}, column {col}: its map has {own.grid[0]} x {own.grid[1]}")
+            raise SuperformerError(
+                f"block {self.name} has no token at row {row}, column {col}: its map has {own.grid[0]} x {own.grid[1]}"
+            )
         window, query = (int(n) for n in found.nonzero()[0])
         corner = (own.keys[window] - (own.side - 1) / 2).round().long()
         there = own.pairs[window, query]
@@ -88,7 +167,8 @@ class Attended:
 
 @torch.no_grad()
 def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "left") -> Iterator[Attended]:
-    """The attention of every block of a sub-network (or of a stand-alone network) that attends, first to last, on pictures."""
+    """The attention of every block of a sub-network (or of a stand-alone network) that attends, first to last, on
+    pictures."""
     arch = net._arch(arch)
     was = net.training
     net.eval()
@@ -103,18 +183,20 @@ def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "lef
                 if watch.seen:
                     where = places(net, i, step, at)
                     found = torch.cat(watch.seen).cpu()
-                    weights = found.view(len(x), len(where.queries), -1, *found.shape[2:])  # windows may be among the pictures or the heads
+                    weights = found.view(
+                        len(x), len(where.queries), -1, *found.shape[2:]
+                    )  # windows may be among the pictures or the heads
                     yield Attended(i, k, weights, where, net.reduction(arch, i))
     finally:
         net.train(was)
 
 
 def top(weights: Tensor, where: Places, k: int) -> Tensor:
-    """The mean distance of each query of the picture to the ``k`` keys it attends to most, in tokens: (pictures, heads, queries).
+    """The mean distance of each query of the picture to the ``k`` keys it attends to most, in tokens: (pictures, heads,
+    queries).
 
-    Keys that get no attention at all, or may get none, are never among them, nor is the class token. Of keys with equal weights that do
-    not all fit, each counts in part: no order of the keys changes the result.
-    """
+    Keys that get no attention at all, or may get none, are never among them, nor is the class token. Of keys with equal
+    weights that do not all fit, each counts in part: no order of the keys changes the result."""
     weights = weights.double().where(where.pairs[:, None], torch.zeros((), dtype=torch.float64))
     count = (weights > 0).sum(-1, keepdim=True).clamp(max=k)
     ordered = weights.topk(min(k, weights.shape[-1]), -1).values
@@ -131,24 +213,33 @@ def mean(weights: Tensor, where: Places) -> Tensor:
 
 
 def _of_real(shares: Tensor, where: Places) -> Tensor:
-    """The distances of keys, with their shares (pictures, windows, heads, queries, keys), of the queries that are in the picture."""
+    """The distances of keys, with their shares (pictures, windows, heads, queries, keys), of the queries that are in
+    the picture."""
     found = (shares * where.distances[:, None]).sum(-1)
     return found.permute(0, 2, 1, 3)[:, :, where.real]
 
 
-def reach(net: Network, batches: Iterable[Tensor], arch: Arch | None = None, tops: Sequence[int] = TOP) -> list[dict[str, Any]]:
-    """How far each block looks (figure 4, f and g), in pixels: a row for each block that attends and has tokens of the picture as queries.
+def reach(
+    net: Network, batches: Iterable[Tensor], arch: Arch | None = None, tops: Sequence[int] = TOP
+) -> list[dict[str, Any]]:
+    """How far each block looks (figure 4, f and g), in pixels: a row for each block that attends and has tokens of the
+    picture as queries.
 
-    ``top5`` and ``top10``: the mean over pictures, heads and queries of the mean distance of their top keys; ``quartiles`` of these over
-    pictures, heads and queries (its box plots), ``by_head`` their mean for each head; ``mean``: over all keys, by attention.
-    """
+    ``top5`` and ``top10``: the mean over pictures, heads and queries of the mean distance of their top keys;
+    ``quartiles`` of these over pictures, heads and queries (its box plots), ``by_head`` their mean for each head;
+    ``mean``: over all keys, by attention."""
     found: dict[str, dict[str, list[Tensor]]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for x in batches:
         for one in attended(net, x, arch):
             if not one.places.real.any():
                 continue  # class attention: only the class token asks
-            facts[one.name] = {"stage": one.stage, "heads": int(one.weights.shape[2]), "patch": one.patch, "grid": list(one.places.grid)}
+            facts[one.name] = {
+                "stage": one.stage,
+                "heads": int(one.weights.shape[2]),
+                "patch": one.patch,
+                "grid": list(one.places.grid),
+            }
             own = found.setdefault(one.name, {})
             for k in tops:
                 own.setdefault(f"top{k}", []).append(one.patch * top(one.weights, one.places, k))

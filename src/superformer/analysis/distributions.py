@@ -1,12 +1,13 @@
 """Error distribution functions of spaces (S3, figure 6; Radosavovic et al., "Designing Network Design Spaces", eq. 1).
 
-A space is better than another if more of its networks have errors below any bound. The networks are random ones of the space, with the
-weights they inherit, on the search split.
-"""
+A space is better than another if more of its networks have errors below any bound. The networks are random ones of the
+space, with the weights they inherit, on the search split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from superformer.analysis.subject import DRAWN, Subject
 from superformer.errors import SuperformerError
-from superformer.run import Run
+from superformer.runs.folder import Run
 
 Limit = tuple[float | None, float | None]
 
@@ -51,20 +52,23 @@ class Distribution:
 def known(subject: Subject) -> list[float]:
     """The errors of the random architectures that the history knows.
 
-    Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all together, every choice is
-    uniform, as in a draw from the space itself.
-    """
+    Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all
+    together, every choice is uniform, as in a draw from the space itself."""
     return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == DRAWN]
 
 
-def drawn(subject: Subject, n: int, seed: int = 0, macs: Limit | None = None, console: Console | None = None) -> list[float]:
-    """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not evaluated again."""
+def drawn(
+    subject: Subject, n: int, seed: int = 0, macs: Limit | None = None, console: Console | None = None
+) -> list[float]:
+    """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not
+    evaluated again."""
     archs = subject.space.sample(n, np.random.default_rng([seed, 6]), macs=macs, num_classes=subject.net.num_classes)
     return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, DRAWN)]
 
 
 def folders(folder: str | Path) -> list[tuple[str, Path]]:
-    """The trained runs of a folder: itself, or where the space evolved (`superformer.search.evolve`) one for each space, first to last."""
+    """The trained runs of a folder: itself, or where the space evolved (`superformer.search.space_evolution`) one for
+    each space, first to last."""
     folder = Path(folder)
     before = sorted((f for f in (folder / "spaces").glob("*") if f.name.isdigit()), key=lambda f: int(f.name))
     if not before:
@@ -74,9 +78,14 @@ def folders(folder: str | Path) -> list[tuple[str, Path]]:
 
 
 def distributions(
-    folder: str | Path, samples: int | None = None, seed: int = 0, macs: Limit | None = None, console: Console | None = None
+    folder: str | Path,
+    samples: int | None = None,
+    seed: int = 0,
+    macs: Limit | None = None,
+    console: Console | None = None,
 ) -> list[Distribution]:
-    """A distribution for each space of a run: of ``samples`` random architectures, or without it of those that its histories know."""
+    """A distribution for each space of a run: of ``samples`` random architectures, or without it of those that its
+    histories know."""
     found = []
     for name, place in folders(folder):
         if samples is None and not Run(place).history_file.exists():
@@ -86,3 +95,67 @@ def distributions(
         if errors:
             found.append(Distribution.of(name, errors))
     return found
+
+
+# How often the gradients of the largest network and of the others point in opposite directions, layer by layer
+# (NASViT, table 4).
+#
+# Training measures the cosine of both for each layer every ``watch.conflicts`` steps
+# (`superformer.train.optimizer.conflict`) and writes it to ``metrics.jsonl``. The ratio of a layer in an epoch is the
+# share of its measurements there that are negative; the paper takes all layers and all pictures of an epoch together.
+
+
+ALL = "all"
+"""The layers together: table 4."""
+
+
+def steps_per_epoch(lines: Iterable[Mapping[str, Any]]) -> float:
+    """As the lines of training tell it, which give both the step and the epoch."""
+    return next(
+        (line["step"] / line["epoch"] for line in lines if line.get("kind") == "step" and line["epoch"] > 0), math.inf
+    )
+
+
+def ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> list[dict[str, Any]]:
+    """Rows of layer, epoch (from 1) and ratio, from the lines of a run's metrics. ``by="stage"`` takes the layers of a
+    stage together.
+
+    The rows of each epoch end with that of all layers.
+    """
+    lines = list(lines)
+    length = steps_per_epoch(lines)
+    signs: dict[int, dict[str, list[bool]]] = {}
+    for line in lines:
+        if line.get("kind") != "conflict":
+            continue
+        epoch = 1 + int((line["step"] - 1) / length + 1e-9)
+        for layer, cosine in line["layers"].items():
+            for name in (layer if by == "layer" else stage(layer), ALL):
+                signs.setdefault(epoch, {}).setdefault(name, []).append(cosine < 0)
+    return [
+        {"layer": name, "epoch": epoch, "ratio": sum(found) / len(found), "measured": len(found)}
+        for epoch, own in sorted(signs.items())
+        for name, found in sorted(own.items(), key=lambda item: _place(item[0]))
+    ]
+
+
+def stage(layer: str) -> str:
+    """The stage of a layer, or the layer itself outside of all stages."""
+    found = re.match(r"stages\.(\d+)", layer)
+    return f"stage {int(found[1]) + 1}" if found else layer
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[int], list[list[float | None]]]:
+    """The layers, the epochs, and the ratio of each layer (a row) in each epoch; None where it was not measured."""
+    known = {(row["layer"], row["epoch"]): float(row["ratio"]) for row in rows}
+    layers = sorted({layer for layer, _ in known}, key=_place)
+    epochs = sorted({epoch for _, epoch in known})
+    return layers, epochs, [[known.get((layer, epoch)) for epoch in epochs] for layer in layers]
+
+
+def _place(name: str) -> tuple[int, list[int | str]]:
+    """In the order of the network: what comes before the stages, the stages (their entry first), what comes after, all
+    of them."""
+    first = name.startswith(("stem", "cls", "pos", "proj"))
+    at = 4 if name == ALL else 1 if name.startswith("stage") else 0 if first else 3
+    return at, [int(part) if part.isdigit() else part.replace("enter", "") for part in re.split(r"(\d+)", name)]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from superformer.cost import cost
-from superformer.errors import SuperformerError
+from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import TOGETHER
-from superformer.evaluation.opened import Opened
-from superformer.run import Run
+from superformer.evaluation.trained_run import Opened
+from superformer.progress import each
+from superformer.recipes import Recipe, overlaid
+from superformer.runs.folder import Run
+from superformer.runs.processes import World
 from superformer.search.history import History, Record
 from superformer.search.scores import accuracies, history_of
 from superformer.space.arch import Arch
-from superformer.telling import each
-from superformer.train.world import World
+from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
 
 DRAWN = "space"
-"""How evaluations of random architectures are marked in the history (`superformer.search.evolve` marks its own alike)."""
+"""How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
+alike)."""
 
 
 class Subject(Opened):
@@ -42,10 +46,83 @@ class Subject(Opened):
 
     def inherited(self, archs: Sequence[Arch], console: Console | None = None, kind: str = "") -> list[float]:
         """The accuracy on the search split with the weights of the run; kept in its history as soon as it is known."""
-        parts, judge, world = [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)], self.judge(), World.join()
+        parts, judge, world = (
+            [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)],
+            self.judge(),
+            World.join(),
+        )
         with self.run.lock(), self.history() as history:
-            found = [accuracies(part, judge, history, world, kind=kind)[0] for part in each(parts, "evaluating", console)]
+            found = [
+                accuracies(part, judge, history, world, kind=kind)[0] for part in each(parts, "evaluating", console)
+            ]
         return [score for part in found for score in part]
 
     def macs(self, archs: Sequence[Arch]) -> list[int]:
         return [int(n) for n in cost(self.space, archs, self.net.num_classes).macs]
+
+
+# A sub-network trained by itself, in ``DIR/standalone/KEY/WEIGHTS-EPOCHS``, and its accuracy on the search split.
+#
+# Killed, the same call goes on; called again, it reads the accuracy from that run's own history.
+
+
+FINE = 0.1
+"""Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
+
+
+class Standalone(Protocol):
+    """Trains an architecture of a run by itself and gives its accuracy on the search split."""
+
+    def __call__(self, run: Run, arch: Arch, weights: Weights, epochs: float, /) -> float: ...
+
+
+def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
+    """The accuracy on the search split after so many epochs, from new weights (``scratch``) or from the inherited ones
+    (``finetuned``)."""
+    if weights not in WEIGHTS:
+        raise SuperformerError(
+            f"a network begins with weights that are scratch or finetuned: {nearest(weights, WEIGHTS)}"
+        )
+    home = run.folder / "standalone" / arch.key
+    own = Run(home / f"{weights}-{epochs:g}")
+    if not own.supernet_file.exists():
+        start = kept(run, arch, home / "inherited") if weights == "finetuned" else None
+        trained(run, _recipe(run, arch, weights, epochs), own.folder, start)
+    subject = Subject.open(own.folder)
+    return subject.inherited([subject.space.smallest()])[0]
+
+
+def _recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
+    """The run's recipe for one network: as many epochs as asked, the warm-up as long a share of them, one look at the
+    end."""
+    recipe, fine, size = run.recipe(), weights == "finetuned", run.facts()["img_size"]
+    own = recipe.optimizer
+    warmup = 0.0 if fine else own.warmup_epochs * epochs / recipe.train.epochs
+    part = {
+        "img_size": None if size == arch.resolution else size,  # pictures as the supernet saw them
+        "optimizer": {"lr": own.lr * (FINE if fine else 1), "warmup_epochs": warmup},
+        "train": {"epochs": float(epochs)},
+        "watch": {"every": float(epochs), "networks": 0},
+    }
+    return Recipe.model_validate(overlaid(single(recipe.model_dump(mode="json"), weights, only(arch)), part))
+
+
+# Inherited against fine-tuned against trained from scratch (S3, figure 5): is a sub-network's accuracy in the
+# supernet a fair guess?
+
+
+def compare(
+    subject: Subject,
+    archs: Sequence[Arch],
+    epochs: float,
+    train: Standalone = standalone,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each architecture: its accuracy on the search split with inherited weights, fine-tuned for ``epochs``,
+    and trained from scratch for as many. (S3 takes 10 random architectures.)"""
+    scores, costs = subject.inherited(archs, console), subject.macs(archs)
+    rows = []
+    for arch, score, macs in each(list(zip(archs, scores, costs, strict=True)), "training three ways", console):
+        row: dict[str, Any] = {"key": arch.key, "macs": macs, "epochs": epochs, "inherited": score}
+        rows.append(row | {way: train(subject.run, arch, way, epochs) for way in WEIGHTS})
+    return rows

@@ -7,10 +7,11 @@ import sys
 
 import typer
 
-from superformer import provenance
-from superformer.cli import find, published, use  # noqa: F401  # they add their commands
-from superformer.cli.app import app
+from superformer.cli import find, use
+from superformer.cli import use as published
+from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError
+from superformer.runs import folder as provenance
 
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -33,7 +34,9 @@ def main() -> None:
         print(f"superformer: {error}", file=sys.stderr)
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
-        print("superformer: stopped; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        print(
+            "superformer: stopped; what was finished is kept, and the same command goes on from there", file=sys.stderr
+        )
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own complaints about words have it

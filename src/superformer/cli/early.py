@@ -1,4 +1,5 @@
-"""Mistakes that are told before torch is imported, which takes seconds. The library looks again; nothing is decided here."""
+"""Mistakes that are told before torch is imported, which takes seconds. The library looks again; nothing is decided
+here."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ def recipe(name: str, changes: Sequence[str] | None) -> None:
 
 def run(folder: str) -> None:
     """A run that is not there."""
-    from superformer.run import Run
+    from superformer.runs.folder import Run
 
     Run.open(folder)
 
 
 def trained(folder: str, *archs: str) -> None:
     """A run that is not trained yet, or has no such architectures."""
-    from superformer.run import Run
+    from superformer.runs.folder import Run
 
     opened = Run.open(folder)
     opened.trained()
@@ -33,8 +34,9 @@ def trained(folder: str, *archs: str) -> None:
 
 def search(folder: str, method: str | None, changes: Mapping[str, Any]) -> None:
     """A run that is not trained yet; a method that is not there, or has no such settings."""
-    from superformer.run import Run
-    from superformer.search import options, settings
+    from superformer.recipes import settings
+    from superformer.recipes import settings as options
+    from superformer.runs.folder import Run
 
     trained(folder)
     settings.chosen(Run.open(folder).recipe().search, method, options.split(changes)[1])
@@ -42,8 +44,8 @@ def search(folder: str, method: str | None, changes: Mapping[str, Any]) -> None:
 
 def export(folder: str, arch: str | None, to: str) -> None:
     """A format that is not there; a run without a network to export."""
-    from superformer.export import known
-    from superformer.run import Run
+    from superformer.interop.export import known
+    from superformer.runs.folder import Run
 
     known(to)
     if arch is None:
@@ -54,8 +56,8 @@ def export(folder: str, arch: str | None, to: str) -> None:
 
 def retrain(folder: str, arch: str, changes: Sequence[str]) -> None:
     """A run that is not trained or searched yet; an architecture or a key that is not there."""
-    from superformer.run import Run
-    from superformer.single import words
+    from superformer.runs.folder import Run
+    from superformer.train.retrain import words
 
     trained(folder, arch)
     words(Run.open(folder), changes)
@@ -63,7 +65,7 @@ def retrain(folder: str, arch: str, changes: Sequence[str]) -> None:
 
 def analyse(folder: str, parts: Sequence[str], changes: Mapping[str, Any]) -> None:
     """A part or a setting that is not there."""
-    from superformer.analysis.settings import chosen
+    from superformer.analysis.parts import chosen
 
     run(folder)
     chosen(parts, changes)
@@ -71,6 +73,6 @@ def analyse(folder: str, parts: Sequence[str], changes: Mapping[str, Any]) -> No
 
 def bench(what: str, which: Sequence[str], runtimes: Sequence[str]) -> None:
     """A name that means no network."""
-    from superformer.meant import networks
+    from superformer.analysis.bench import networks
 
     networks(what, which, runtimes)

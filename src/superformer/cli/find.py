@@ -8,9 +8,7 @@ import math
 from rich.console import Console
 
 from superformer.cli import early
-from superformer.cli.app import app
-from superformer.cli.show import console, say, table
-from superformer.cli.words import (
+from superformer.cli.arguments import (
     AnalysisWords,
     ArchWord,
     ArchWords,
@@ -26,6 +24,10 @@ from superformer.cli.words import (
     RunFolder,
     Split,
     ThroughputMin,
+    app,
+    console,
+    say,
+    table,
 )
 
 
@@ -35,9 +37,9 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
 
     Example: superformer train --recipe s3-laptop --data digits --run runs/first
 
-    With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi sampling.networks=4
-    (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m superformer -- train ...
-    """
+    With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
+    sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
+    superformer -- train ..."""
     early.recipe(recipe, changes)
     from superformer.train.loop import train as run_training
 
@@ -48,14 +50,15 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
 
 @app.command()
 def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
-    """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space, and again.
+    """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space,
+    and again.
 
     Example: superformer evolve-space --recipe s3-laptop --data digits --run runs/evolved
 
-    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last space.
-    """
+    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last
+    space."""
     early.recipe(recipe, changes)
-    from superformer.search.evolve import evolve_space as run_evolution
+    from superformer.search.space_evolution import evolve_space as run_evolution
 
     run_evolution(recipe, data, run, *(changes or []), console=console)
     say(f"The trace is in {run}/evolution.json")
@@ -74,15 +77,14 @@ def search(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is evaluated twice.
+    """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
+    evaluated twice.
 
     Example: superformer search --run runs/first --macs-max 4M --latency-max 3ms
 
-    key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first, front) and what is
-    sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx
-    """
-    from superformer.part import word
-    from superformer.units import read_amount, read_bytes, read_seconds
+    key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
+    front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx"""
+    from superformer.settings import read_amount, read_bytes, read_seconds, word
 
     given = {
         "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
@@ -106,15 +108,16 @@ def search(
 
 @app.command()
 def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as_json: Json = False) -> None:
-    """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go on.
+    """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
+    on.
 
     Example: superformer retrain --run runs/first
 
-    weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe,
-    such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares accuracies on the test pictures.
-    """
+    weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other
+    key of the recipe, such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares
+    accuracies on the test pictures."""
     early.retrain(run, arch, changes or [])
-    from superformer.retrain import retrain as run_retraining
+    from superformer.train.retrain import retrain as run_retraining
 
     done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
     if as_json:
@@ -125,7 +128,9 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     console.print(table(rows, "Accuracy on the test split"))
     say(f"The network is in {done.model}")
     if done.rows and done.rows[-2]["accuracy"] > done.rows[-1]["accuracy"]:  # inherited, then as it is now
-        say(f"On these pictures the inherited weights are better; superformer export --run {run} --arch {arch} --to onnx hands those over")
+        say(
+            f"On these pictures the inherited weights are better; superformer export --run {run} --arch {arch} --to onnx hands those over"
+        )
     say(f"Next: superformer export --run {run} --to onnx", dim=True)
 
 
@@ -136,7 +141,7 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
     Example: superformer eval --run runs/first --arch smallest --arch largest
     """
     early.trained(run, *(arch or []))
-    from superformer.evaluation.report import evaluate as run_evaluation
+    from superformer.evaluation.trained_run import evaluate as run_evaluation
 
     rows = run_evaluation(run, arch or ["smallest", "largest"], split)
     if as_json:
@@ -148,14 +153,15 @@ def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_j
 
 @app.command()
 def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) -> None:
-    """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention, seeds.
+    """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention,
+    seeds.
 
     Example: superformer analyse --run runs/first attention conflicts
 
-    PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that cost little.
-    key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in DIR/analysis.json, and in the report.
-    """
-    from superformer.part import word
+    PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that
+    cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in
+    DIR/analysis.json, and in the report."""
+    from superformer.settings import word
 
     parts, changes = [w for w in words or [] if "=" not in w], dict(word(w) for w in words or [] if "=" in w)
     early.analyse(run, parts, changes)

@@ -1,4 +1,4 @@
-"""What was found, put to use: export, bench, report; runs listed and gone on with; the demo."""
+"""What is published: spaces, models, recipes."""
 
 from __future__ import annotations
 
@@ -9,32 +9,123 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from superformer.cli import early
-from superformer.cli.app import app
-from superformer.cli.show import console, say, table
-from superformer.cli.words import Json, RunFolder
+from superformer.cli.arguments import Draw, Json, Name, RunFolder, app, console, facts, listed, say, table
 from superformer.errors import SuperformerError
+from superformer.spaces import catalogue
 
-To = Annotated[str, typer.Option("--to", metavar="onnx|timm|hf", help="ONNX, a folder for timm, or a folder for Hugging Face.")]
-Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="The folder to write; DIR/export/FORMAT of the run otherwise.")]
-OtherArch = Annotated[
-    str | None, typer.Option("--arch", metavar="WHICH", help="Another network than the retrained one, with inherited weights.")
+
+@app.command()
+def spaces(name: Name = None, as_json: Json = False) -> None:
+    """The published search spaces; with NAME its choices and its range of MACs and parameters.
+
+    Example: superformer spaces vit-resnas-tiny
+    """
+    if name is None:
+        rows = [entry["summary"] for entry in catalogue.spaces().values()]
+        if not as_json:
+            rows = [{k: v for k, v in row.items() if k not in ("paths", "img_size")} for row in rows]
+        listed(rows, "Published search spaces", as_json, "superformer spaces NAME shows a space's choices")
+        return
+    space = catalogue.space(name)
+    if as_json:
+        print(json.dumps({**space["summary"], "space": space["space"]}))
+        return
+    facts(space["summary"])
+    console.print(table(space["table"], "\nChoices, from the smallest network to the largest"))
+
+
+@app.command()
+def models(name: Name = None, as_json: Json = False, draw: Draw = None) -> None:
+    """The published architectures; with NAME its stages, blocks, MACs and parameters.
+
+    Example: superformer models vit_resnas_tiny --draw tiny.svg
+    """
+    if draw is not None and name is None:
+        raise SuperformerError("--draw needs the name of a network: superformer models NAME --draw FILE.svg")
+    if name is None:
+        rows = [entry["summary"] for entry in catalogue.models().values()]
+        if not as_json:
+            rows = [{k: v for k, v in row.items() if k not in ("key", "resolution")} for row in rows]
+        listed(rows, "Published architectures", as_json, "superformer models NAME shows a network block by block")
+        return
+    summary = catalogue.model(name)["summary"]
+
+    import superformer as sf
+    from superformer.draw.sketch import sketch
+    from superformer.spaces import arch as published
+
+    arch = published(name)
+    if draw is not None:
+        sf.draw(arch, name).save(draw)
+    if as_json:
+        print(json.dumps({**summary, "arch": json.loads(arch.to_json())}))
+        return
+    facts(summary)
+    console.print()
+    console.print(sketch(arch, plain=console.options.ascii_only), highlight=False)
+    if draw is not None:
+        console.print(f"\nThe picture is in {escape(draw)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def recipes(name: Name = None, as_json: Json = False) -> None:
+    """The published recipes; with NAME all of its settings.
+
+    Example: superformer recipes s3-laptop
+    """
+    from superformer import recipes as published
+
+    if name is None:
+        found = [published.resolve(n) for n in published.names()]
+        rows = [{"name": r.name, "networks": r.sampling.rule, "gradients": r.gradients.rule, "sharing": r.sharing,
+                 "epochs": r.train.epochs, "batch": r.train.batch_size} for r in found]  # fmt: skip
+        listed(
+            rows,
+            "Published recipes",
+            as_json,
+            "superformer recipes NAME shows every setting; superformer train --recipe NAME uses it",
+        )
+        return
+    recipe = published.resolve(name)
+    print(
+        json.dumps(recipe.model_dump(mode="json")) if as_json else published.dump(recipe), end="\n" if as_json else ""
+    )
+
+
+# What was found, put to use: export, bench, report; runs listed and gone on with; the demo.
+
+
+To = Annotated[
+    str, typer.Option("--to", metavar="onnx|timm|hf", help="ONNX, a folder for timm, or a folder for Hugging Face.")
 ]
-Folders = Annotated[list[str] | None, typer.Argument(metavar="[DIR]...", help="Folders with runs; or several runs, to compare them.")]
+Out = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="The folder to write; DIR/export/FORMAT of the run otherwise."),
+]
+OtherArch = Annotated[
+    str | None,
+    typer.Option("--arch", metavar="WHICH", help="Another network than the retrained one, with inherited weights."),
+]
+Folders = Annotated[
+    list[str] | None, typer.Argument(metavar="[DIR]...", help="Folders with runs; or several runs, to compare them.")
+]
 
 
 @app.command()
 def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> None:
-    """Hand the network over: to ONNX Runtime, timm or Hugging Face. Ends with a proof: the largest difference of the logits.
+    """Hand the network over: to ONNX Runtime, timm or Hugging Face. Ends with a proof: the largest difference of the
+    logits.
 
     Example: superformer export --run runs/first --to onnx
 
-    The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its inherited weights.
-    """
+    The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its
+    inherited weights."""
     early.export(run, arch, to)
-    from superformer.export import export as run_export
-    from superformer.retrain import handed_over
+    from superformer.interop.export import export as run_export
+    from superformer.train.retrain import handed_over
 
     proof = run_export(handed_over(run, arch), Path(out or Path(run) / "export" / to), to, console)
     say(f"{proof}")
@@ -43,9 +134,13 @@ def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> N
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A published model, one of timm, a folder with a network, or a run.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|RUN", help="A published model, one of timm, a folder with a network, or a run."),
+    ],
     arch: Annotated[
-        list[str] | None, typer.Option("--arch", metavar="WHICH", help="Of a run: only these (model is the retrained one); repeatable.")
+        list[str] | None,
+        typer.Option("--arch", metavar="WHICH", help="Of a run: only these (model is the retrained one); repeatable."),
     ] = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
     threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
@@ -58,9 +153,11 @@ def bench(
     """
     words = [r.strip() for r in runtimes.split(",")]
     early.bench(what, arch or [], words)
-    from superformer import bench as benchmark
+    from superformer.analysis import bench as benchmark
 
-    found = benchmark.bench(what, words, threads, seconds=seconds, which=arch or [], console=None if as_json else console)
+    found = benchmark.bench(
+        what, words, threads, seconds=seconds, which=arch or [], console=None if as_json else console
+    )
     if as_json:
         print(json.dumps(found))
         return
@@ -100,7 +197,7 @@ def runs(folders: Folders = None, as_json: Json = False) -> None:
 
     Example: superformer runs runs/first runs/second
     """
-    from superformer import runs as all_runs
+    from superformer.runs import folder as all_runs
 
     rows, lines = all_runs.overview([Path(f) for f in folders or ["runs"]])
     if as_json:
@@ -119,7 +216,7 @@ def resume(run: RunFolder) -> None:
 
     Example: superformer resume --run runs/first
     """
-    from superformer import provenance
+    from superformer.runs import folder as provenance
 
     last = provenance.last(Path(run)) or provenance.last(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:
@@ -133,8 +230,11 @@ def resume(run: RunFolder) -> None:
 
 
 @app.command()
-def demo(run: Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")] = "runs/demo") -> None:
-    """Everything on the embedded digits: evolve the space, train, search, retrain, compare, export, report. About five minutes.
+def demo(
+    run: Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")] = "runs/demo",
+) -> None:
+    """Everything on the embedded digits: evolve the space, train, search, retrain, compare, export, report. About five
+    minutes.
 
     Example: superformer demo --run runs/demo
     """

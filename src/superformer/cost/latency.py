@@ -1,29 +1,34 @@
 """Latency and throughput, measured here.
 
-Networks are measured in turn, so that the drift of a machine meets all of them alike, with a fixed number of threads, after a warm-up and
-with Python's garbage collector at rest. A time is a median with the tenth and the ninetieth percentile, and the fastest run, which other
-work on the machine disturbed least. It holds for the machine it was measured on and is never compared with a time of another one.
-"""
+Networks are measured in turn, so that the drift of a machine meets all of them alike, with a fixed number of threads,
+after a warm-up and with Python's garbage collector at rest. A time is a median with the tenth and the ninetieth
+percentile, and the fastest run, which other work on the machine disturbed least. It holds for the machine it was
+measured on and is never compared with a time of another one."""
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from superformer.cost import RUNTIMES
-from superformer.cost.runtimes import Run, Size, home, onnxruntime, pictures, runners
 from superformer.errors import SuperformerError, nearest
-from superformer.threads import pinned
+from superformer.families.network import Network
+from superformer.interop.onnx import as_onnx, traced
+from superformer.runs.processes import pinned
+from superformer.settings import RUNTIMES
 
 WARM_UP = 2
 """Runs of each network before the first that counts."""
@@ -100,7 +105,9 @@ def measure(
     clock: Clock = time.perf_counter,
 ) -> Timing:
     """The time that a stand-alone network takes for a batch of pictures (see `measure_in_turn`)."""
-    return measure_in_turn([model], img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds, device=device, clock=clock)[0]
+    return measure_in_turn(
+        [model], img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds, device=device, clock=clock
+    )[0]
 
 
 def measure_in_turn(
@@ -117,9 +124,9 @@ def measure_in_turn(
 ) -> list[Timing]:
     """The times of several stand-alone networks, measured in turn for ``seconds`` each on average.
 
-    ``img_size`` None is each network's own input size, ``device`` None is where a network is. ``runtime``: ``"eager"`` is torch as it is,
-    ``"compiled"`` torch.compile, ``"onnx"`` ONNX Runtime on the CPU. ``progress`` gets the part that is done, from 0 to 1.
-    """
+    ``img_size`` None is each network's own input size, ``device`` None is where a network is. ``runtime``: ``"eager"``
+    is torch as it is, ``"compiled"`` torch.compile, ``"onnx"`` ONNX Runtime on the CPU. ``progress`` gets the part that
+    is done, from 0 to 1."""
     jobs = [Job(model, runtime, (batch,), img_size) for model in models]
     found = measure_jobs(jobs, threads=threads, seconds=seconds, device=device, clock=clock, progress=progress)
     return [timing for some in found if not isinstance(some, Exception) for timing in some]
@@ -148,14 +155,15 @@ def measure_jobs(
 ) -> list[list[Timing] | Exception]:
     """The times of each job's batches; all of them are measured in turn, ``seconds`` each on average.
 
-    ``making`` gets the number of a job before it is made ready, which may take a minute where networks are compiled. ``forgiving``: of a
-    job that cannot run, the error takes the place of its times.
-    """
+    ``making`` gets the number of a job before it is made ready, which may take a minute where networks are compiled.
+    ``forgiving``: of a job that cannot run, the error takes the place of its times."""
     for job in jobs:
         if job.runtime not in RUNTIMES:
             raise SuperformerError(f"unknown runtime {job.runtime!r}: {nearest(job.runtime, RUNTIMES)}")
         if not job.batches or min(job.batches) < 1 or threads < 1 or not seconds > 0:
-            raise SuperformerError(f"batches, threads and seconds must be positive, not {job.batches}, {threads} and {seconds}")
+            raise SuperformerError(
+                f"batches, threads and seconds must be positive, not {job.batches}, {threads} and {seconds}"
+            )
     where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
     found: list[list[Timing] | Exception] = []
     with ExitStack() as stack:
@@ -175,7 +183,11 @@ def measure_jobs(
         runs = [run for some in ready if not isinstance(some, Exception) for run in some]
         times = iter(_in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None)))
     for job, some, d in zip(jobs, ready, where, strict=True):
-        found.append(some if isinstance(some, Exception) else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches])
+        found.append(
+            some
+            if isinstance(some, Exception)
+            else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches]
+        )
     return found
 
 
@@ -221,3 +233,114 @@ def _no_collection() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+# What runs networks: torch as it is, torch.compile, ONNX Runtime. Each gives functions that run a network once on
+# given pictures.
+
+
+Size = int | tuple[int, int]
+Run = Callable[[], object]
+
+
+def home(model: nn.Module) -> torch.device:
+    """Where a model is."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
+    """Noise as a model's pictures; ``img_size`` None is a stand-alone network's own input size."""
+    if img_size is None:
+        if not isinstance(model, Network) or model.space.size != 1:
+            raise SuperformerError("img_size is needed for a model that is not a stand-alone network of superformer")
+        img_size = model.space.smallest().resolution
+    height, width = img_size if isinstance(img_size, tuple) else (img_size, img_size)
+    channels = model.in_chans if isinstance(model, Network) else 3
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode; every part is in its own mode again afterwards."""
+    training = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+@contextmanager
+def runners(
+    model: nn.Module, given: Sequence[Tensor], device: torch.device, runtime: str, threads: int
+) -> Iterator[list[Run]]:
+    """A function for each of the given batches, which returns the model's output for it. The model is as before
+    afterwards."""
+    before = home(model)
+    with evaluating(model):
+        model.to(device)
+        try:
+            if runtime == "onnx":
+                yield _onnx(model, given, threads)
+            elif runtime == "compiled":
+                yield [_torch(_compiled(model, x), x, torch.no_grad) for x in given]
+            else:
+                yield [_torch(model, x, torch.inference_mode) for x in given]
+        finally:
+            model.to(before)
+
+
+def _torch(model: Callable[[Tensor], object], x: Tensor, mode: Callable[[], Any]) -> Run:
+    def run() -> object:
+        with mode():
+            out = model(x)
+        if x.device.type != "cpu":
+            torch.accelerator.synchronize(x.device)
+        return out
+
+    return run
+
+
+def _compiled(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
+    """Exported first, so that it has code of its own: many networks of one class would count as one that changes all
+    the time."""
+    with torch.no_grad():
+        run: Callable[[Tensor], object] = torch.compile(traced(model, x).module(), dynamic=False)
+        try:
+            run(x)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            raise SuperformerError(
+                f"torch.compile does not work here (is there a C++ compiler?): use the runtime eager or onnx. {error}"
+            ) from error
+    return run
+
+
+def _onnx(model: nn.Module, given: Sequence[Tensor], threads: int) -> list[Run]:
+    """One session for all batches (as fast as one for each), as `superformer.interop` writes it."""
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry(
+        "session.force_spinning_stop", "1"
+    )  # its threads would disturb what is measured next
+    largest = max(given, key=len).cpu()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        file = str(Path(folder) / "model.onnx")
+        as_onnx(model, largest, any_batch=len(given) > 1).save(file)
+        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    feeds = [{name: x.cpu().numpy()} for x in given]
+    return [lambda feed=feed: session.run(None, feed)[0] for feed in feeds]  # type: ignore[misc]
+
+
+def onnxruntime() -> ModuleType:
+    """The package, or an error that says how to get it."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SuperformerError(
+            f"measuring with ONNX Runtime needs {', '.join(missing)}, not installed here: pip install 'superformer[onnx]', or use "
+            "the runtime eager"
+        )
+    return importlib.import_module("onnxruntime")

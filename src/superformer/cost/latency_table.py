@@ -1,14 +1,15 @@
 """Latency of whole populations, predicted from networks that were measured here.
 
-A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each part (what leads into
-a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter. `LatencyTable.build` measures some tens of networks
-of the space in turn and finds these numbers by least squares on relative errors; none is negative, so that more blocks never take less
-time. The error is told on networks that took no part in the fit. How networks compare is taken from their fastest runs (medians of busy
-machines say more about the machine than about the networks), how long they take from the medians: all times are those of the fastest runs,
-times how much longer the medians were, which is one number for all.
+A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each
+part (what leads into a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter.
+`LatencyTable.build` measures some tens of networks of the space in turn and finds these numbers by least squares on
+relative errors; none is negative, so that more blocks never take less time. The error is told on networks that took no
+part in the fit. How networks compare is taken from their fastest runs (medians of busy machines say more about the
+machine than about the networks), how long they take from the medians: all times are those of the fastest runs, times
+how much longer the medians were, which is one number for all.
 
-This is simpler than timing every setting of every block, and holds for every runtime, where blocks cannot be timed one by one.
-"""
+This is simpler than timing every setting of every block, and holds for every runtime, where blocks cannot be timed one
+by one."""
 
 from __future__ import annotations
 
@@ -23,15 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer import files
-from superformer.build import model
-from superformer.cost.latency import Timing, machine, measure_in_turn
-from superformer.cost.population import AT_ONCE, Terms, skeleton
-from superformer.cost.runtimes import Size
-from superformer.elastic.count import Cost
+from superformer.cost.latency import Size, Timing, machine, measure_in_turn
 from superformer.errors import SuperformerError
-from superformer.families.base import Network
+from superformer.families.network import Network
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch, load_json
+from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton
+from superformer.spaces import model
 
 Floats = NDArray[np.float64]
 Progress = Callable[[float], None]
@@ -41,7 +40,8 @@ Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
 VERSION = 2
 """1 predicted the fastest runs, not the medians."""
 MOST = {"eager": 64, "compiled": 32, "onnx": 32}
-"""Networks that are measured for the fit, if the time allows; making one ready takes seconds with ONNX, and half a minute compiled."""
+"""Networks that are measured for the fit, if the time allows; making one ready takes seconds with ONNX, and half a
+minute compiled."""
 LEAST = 24
 HELD_OUT = 0.25
 """Networks measured besides to tell the error, as a part of those for the fit."""
@@ -62,8 +62,8 @@ class LatencyError(SuperformerError):
 class Fit:
     """How good a table is: on ``held_out`` networks that were not among the ``networks`` of the fit.
 
-    Errors are relative; ``rank`` is Spearman's correlation of predicted and measured times; ``slowest`` and ``fastest`` were measured.
-    """
+    Errors are relative; ``rank`` is Spearman's correlation of predicted and measured times; ``slowest`` and ``fastest``
+    were measured."""
 
     networks: int
     held_out: int
@@ -92,8 +92,8 @@ class Checked:
 class LatencyTable:
     """Seconds of each part of a space's networks for one batch.
 
-    ``parts`` has seconds a block, a MAC and a parameter (of one picture); what does not differ between the networks is in ``base``.
-    """
+    ``parts`` has seconds a block, a MAC and a parameter (of one picture); what does not differ between the networks is
+    in ``base``."""
 
     machine: str
     threads: int
@@ -135,7 +135,9 @@ class LatencyTable:
             )
         for rows, part, counted in _counts(space, genes, self.num_classes, self.img_size):
             if part not in self.parts:
-                raise LatencyError(f"the table knows nothing about {part} of {space.name}: build a table for this space")
+                raise LatencyError(
+                    f"the table knows nothing about {part} of {space.name}: build a table for this space"
+                )
             yield rows, part, counted
 
     def against(
@@ -174,9 +176,8 @@ class LatencyTable:
     ) -> LatencyTable:
         """Measure networks of the space, drawn with ``seed``, for about ``seconds``, and fit a table.
 
-        ``networks`` for the fit: without a number as many as the time allows. ``progress`` gets the part that is done, from 0 to 1.
-        ``timer`` replaces the measuring.
-        """
+        ``networks`` for the fit: without a number as many as the time allows. ``progress`` gets the part that is done,
+        from 0 to 1. ``timer`` replaces the measuring."""
         timer = timer or _timer(num_classes, img_size, batch, threads, runtime, device)
         progress = progress or (lambda done: None)
         if networks is None:
@@ -202,7 +203,9 @@ class LatencyTable:
         files.write(path, self.to_json())
 
     @staticmethod
-    def from_json(text: str, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1) -> LatencyTable:
+    def from_json(
+        text: str, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1
+    ) -> LatencyTable:
         """A stored table, if it holds for this machine and for what is asked."""
         data = load_json(text, "a table of latencies", LatencyError)
         if data.pop("version", None) != VERSION:
@@ -210,13 +213,30 @@ class LatencyTable:
         try:
             size = data.pop("img_size")
             parts = {str(name): (float(a), float(b), float(c)) for name, (a, b, c) in data.pop("parts").items()}
-            table = LatencyTable(img_size=tuple(size) if isinstance(size, list) else size, parts=parts, fit=Fit(**data.pop("fit")), **data)
+            table = LatencyTable(
+                img_size=tuple(size) if isinstance(size, list) else size,
+                parts=parts,
+                fit=Fit(**data.pop("fit")),
+                **data,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
-        here = {"machine": machine(device, runtime), "threads": threads, "runtime": runtime, "device": device, "batch": batch}
-        other = [f"{name}: {getattr(table, name)} then, {value} now" for name, value in here.items() if getattr(table, name) != value]
+        here = {
+            "machine": machine(device, runtime),
+            "threads": threads,
+            "runtime": runtime,
+            "device": device,
+            "batch": batch,
+        }
+        other = [
+            f"{name}: {getattr(table, name)} then, {value} now"
+            for name, value in here.items()
+            if getattr(table, name) != value
+        ]
         if other:
-            raise LatencyError(f"this table of latencies was measured under other conditions ({'; '.join(other)}): build one here")
+            raise LatencyError(
+                f"this table of latencies was measured under other conditions ({'; '.join(other)}): build one here"
+            )
         return table
 
     @staticmethod
@@ -242,7 +262,8 @@ def _genes(space: Space, archs: Genes | Iterable[Arch] | Arch) -> Genes:
 
 
 def _counts(space: Space, genes: Genes, num_classes: int, img_size: Size | None) -> Iterator[tuple[slice, str, Floats]]:
-    """Of each part, for some rows at a time: blocks, MACs and parameters. The terms are those of `superformer.cost.population`."""
+    """Of each part, for some rows at a time: blocks, MACs and parameters. The terms are those of
+    `superformer.space.costs`."""
     terms = Terms(skeleton(space, num_classes), img_size)
     for start in range(0, len(genes), AT_ONCE):
         rows = slice(start, min(start + AT_ONCE, len(genes)))
@@ -258,7 +279,9 @@ def _counts(space: Space, genes: Genes, num_classes: int, img_size: Size | None)
         yield rows, "end", _stack(terms.exit(widths, values.choices), np.ones(values.n))
 
 
-def _kinds(part: str, values: dict[str, NDArray[Any]], active: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _kinds(
+    part: str, values: dict[str, NDArray[Any]], active: NDArray[np.bool_]
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Blocks of different kinds (values that are words: local, global) are parts of their own."""
     words = [v for v in values.values() if v.dtype.kind == "U"]
     if not words:
@@ -288,7 +311,8 @@ def _tabulate(space: Space, genes: Genes, num_classes: int, img_size: Size | Non
 
 
 def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str, tuple[float, float, float]]]:
-    """The base and the seconds of each part that predict the measured times best; columns that never differ belong to the base."""
+    """The base and the seconds of each part that predict the measured times best; columns that never differ belong to
+    the base."""
     from scipy.optimize import nnls
 
     columns = np.concatenate([np.ones((len(measured), 1)), *parts.values()], 1)
@@ -296,9 +320,13 @@ def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str,
     differs = np.ptp(columns, 0) > 0
     differs[0] = True
     solved = np.zeros(columns.shape[1])
-    solved[differs], _ = nnls(columns[:, differs] / scale[differs] / measured[:, None], np.ones(len(measured)), maxiter=100 * len(scale))
+    solved[differs], _ = nnls(
+        columns[:, differs] / scale[differs] / measured[:, None], np.ones(len(measured)), maxiter=100 * len(scale)
+    )
     solved[differs] /= scale[differs]
-    return float(solved[0]), {p: (float(a), float(b), float(c)) for p, (a, b, c) in zip(parts, solved[1:].reshape(-1, 3), strict=True)}
+    return float(solved[0]), {
+        p: (float(a), float(b), float(c)) for p, (a, b, c) in zip(parts, solved[1:].reshape(-1, 3), strict=True)
+    }
 
 
 def _judge(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
@@ -311,7 +339,8 @@ def _judge(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
 
 
 def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, runtime: str, device: str) -> Timer:
-    """Measures stand-alone networks in turn; in groups if they need much memory, with the first network in each group to tell the drift."""
+    """Measures stand-alone networks in turn; in groups if they need much memory, with the first network in each group
+    to tell the drift."""
 
     def time(archs: Sequence[Arch], seconds: float, progress: Progress) -> list[float]:
         models: list[Network] = []
@@ -326,7 +355,14 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
                 progress(done + part * share)
 
             timings = measure_in_turn(
-                models, img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds / len(archs), device=device, progress=tell
+                models,
+                img_size,
+                batch=batch,
+                threads=threads,
+                runtime=runtime,
+                seconds=seconds / len(archs),
+                device=device,
+                progress=tell,
             )
             found = [t.fastest for t in timings]
             disturbed = float(np.median([t.median / t.fastest for t in timings]))

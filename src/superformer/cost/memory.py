@@ -1,9 +1,10 @@
-"""The memory of a stand-alone network's activations: exact, by following every tensor of a forward pass from its making to its end.
+"""The memory of a stand-alone network's activations: exact, by following every tensor of a forward pass from its making
+to its end.
 
-Counted are the pictures and all that is computed from them, not the weights, nor what a network keeps between passes (masks, tables of
-distances), nor what a kernel uses for itself while it runs. Only shapes matter, so products of matrices are not computed: their results
-are memory that holds anything. `superformer.cost.memory_table` has the same for whole populations.
-"""
+Counted are the pictures and all that is computed from them, not the weights, nor what a network keeps between passes
+(masks, tables of distances), nor what a kernel uses for itself while it runs. Only shapes matter, so products of
+matrices are not computed: their results are memory that holds anything. `superformer.cost.memory_table` has the same
+for whole populations."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from superformer.cost.runtimes import Size, evaluating, home, pictures
-from superformer.families import family
-from superformer.families.base import Network
+from superformer.cost.latency import Size, evaluating, home, pictures
+from superformer.families.network import Network
 from superformer.space import point
 from superformer.space.arch import Arch
+from superformer.space.schema import family
 
 END = "end"
 
@@ -30,8 +31,9 @@ Moments = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Held:
-    """What is in memory during a part of a pass: ``sizes`` in bytes of the tensors that matter, in the order in which they were made, and
-    the ``moments`` at which most of them are there together, as places in ``sizes``. No moment is contained in another."""
+    """What is in memory during a part of a pass: ``sizes`` in bytes of the tensors that matter, in the order in which
+    they were made, and the ``moments`` at which most of them are there together, as places in ``sizes``. No moment is
+    contained in another."""
 
     moments: Moments
     sizes: tuple[int, ...]
@@ -54,15 +56,17 @@ def hollow(arch: Arch, num_classes: int = 1000) -> Network:
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(zeros[: parameter.numel()].view(parameter.shape), requires_grad=False)
+                module._parameters[name] = nn.Parameter(
+                    zeros[: parameter.numel()].view(parameter.shape), requires_grad=False
+                )
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else torch.zeros(buffer.shape, dtype=buffer.dtype)
     return net
 
 
 def held_by_parts(arch: Arch, num_classes: int = 1000, img_size: Size | None = None) -> dict[str, Held]:
-    """What each part of an architecture's network holds for one picture: ``into stage 0`` (with the stem), ``stage 0 block 0`` (counting
-    the blocks that run), and so on to the ``end``. The largest of their peaks is the network's."""
+    """What each part of an architecture's network holds for one picture: ``into stage 0`` (with the stem), ``stage 0
+    block 0`` (counting the blocks that run), and so on to the ``end``. The largest of their peaks is the network's."""
     return _follow(hollow(arch, num_classes), img_size, 1)
 
 
@@ -164,7 +168,11 @@ class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moment()
         found = {}
         for part, moments in self.parts.items():
-            most = [m for k, m in enumerate(moments) if not any(m < other or (m == other and j < k) for j, other in enumerate(moments))]
+            most = [
+                m
+                for k, m in enumerate(moments)
+                if not any(m < other or (m == other and j < k) for j, other in enumerate(moments))
+            ]
             places = {event: n for n, event in enumerate(sorted(set().union(*most)))}
             shape = tuple(sorted({tuple(sorted(places[e] for e in m)) for m in most}))
             found[part] = Held(shape, tuple(self.sizes[e] for e in places))

@@ -1,11 +1,11 @@
 """Peak memory of whole populations, exactly, from a few networks that were followed (`superformer.cost.memory`).
 
-A network's peak is the largest of its parts' (what leads into a stage, each block, the end), and a part's is the largest sum of the tensors
-that are there at one moment. The size of each tensor is a product of widths: its logarithm is a linear function of the logarithms of the
-widths that the part's weights have, and of the other choices. So a few networks tell all: for each part the table looks for the fewest
-choices (a window, a patch size, the kind of a block) that tell apart the networks which follow one such law, and solves for it. A network
-that is not determined by those that were followed (a choice nobody has seen, widths outside their span) is followed, too.
-"""
+A network's peak is the largest of its parts' (what leads into a stage, each block, the end), and a part's is the
+largest sum of the tensors that are there at one moment. The size of each tensor is a product of widths: its logarithm
+is a linear function of the logarithms of the widths that the part's weights have, and of the other choices. So a few
+networks tell all: for each part the table looks for the fewest choices (a window, a patch size, the kind of a block)
+that tell apart the networks which follow one such law, and solves for it. A network that is not determined by those
+that were followed (a choice nobody has seen, widths outside their span) is followed, too."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from superformer.cost.latency import Size
 from superformer.cost.memory import END, Held, Moments, held_by_parts
-from superformer.cost.population import skeleton
-from superformer.cost.runtimes import Size
 from superformer.elastic.axis import Axis, Packed
 from superformer.elastic.layers import Elastic
 from superformer.space import Genes, Space
 from superformer.space.arch import StageArch
+from superformer.space.costs import skeleton
 
 Floats = NDArray[np.float64]
 Values = Mapping[str, NDArray[Any]]
@@ -47,7 +47,8 @@ EXACT = 1e-6
 
 @dataclass
 class MemoryTable:
-    """Bytes that are in memory at once, at most, when the networks of a space run on one picture. It learns while it is asked."""
+    """Bytes that are in memory at once, at most, when the networks of a space run on one picture. It learns while it is
+    asked."""
 
     space: Space
     num_classes: int = 1000
@@ -99,7 +100,8 @@ class MemoryTable:
         return peak
 
     def _follow(self, row: Genes, blocks: int | None = None) -> float:
-        """Peak bytes of one network (with so many blocks in each stage, at most), by following it; the table learns from it."""
+        """Peak bytes of one network (with so many blocks in each stage, at most), by following it; the table learns
+        from it."""
         arch = self.space.decode(row)[0]
         short = replace(arch, stages=tuple(StageArch(s.blocks[:blocks], s.choices) for s in arch.stages))
         held = held_by_parts(short, self.num_classes, self.img_size)
@@ -115,14 +117,16 @@ class MemoryTable:
 
 @dataclass(frozen=True)
 class _Law:
-    """Of networks alike: ``moments`` and, for each tensor, the coefficients of the logarithms (the first is a constant)."""
+    """Of networks alike: ``moments`` and, for each tensor, the coefficients of the logarithms (the first is a
+    constant)."""
 
     moments: Moments
     weights: Floats
     span: Floats
     """Projects onto what the followed networks span; what lies outside is not known."""
     spare: int
-    """Networks that were followed beyond those that the law is solved from. Without any, nothing tells that it is one."""
+    """Networks that were followed beyond those that the law is solved from. Without any, nothing tells that it is
+    one."""
 
     @staticmethod
     def of(logs: Floats, held: Sequence[Held]) -> _Law | None:
@@ -178,14 +182,19 @@ class _Part:
         return out
 
     def _solved(self) -> tuple[Sequence[str], dict[Key, _Law]]:
-        """The fewest choices that tell apart networks of different laws, and the laws; of as few choices those with most to spare."""
+        """The fewest choices that tell apart networks of different laws, and the laws; of as few choices those with
+        most to spare."""
         values = {name: np.asarray([v[name] for v in self.values]) for name in (self.values or [{}])[0]}
         names, logs = [n for n, v in values.items() if len(np.unique(v)) > 1], np.asarray(self.logs)
         for count in range(min(len(names), MOST_TOLD) + 1 if self.held else 0):
             found = []
             for told in itertools.combinations(names, count):
                 groups = _grouped([values[n] for n in told], len(logs))
-                laws = {key: law for key, rows in groups.items() if (law := _Law.of(logs[rows], [self.held[k] for k in rows])) is not None}
+                laws = {
+                    key: law
+                    for key, rows in groups.items()
+                    if (law := _Law.of(logs[rows], [self.held[k] for k in rows])) is not None
+                }
                 if len(laws) == len(groups):
                     found.append((sum(law.spare for law in laws.values()), told, laws))
             if found:
@@ -197,20 +206,23 @@ def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, NDArray[np.in
     """The rows that have the same values."""
     groups: dict[Key, NDArray[np.int64]] = {(): np.arange(n)}
     for column in columns:
-        groups = {(*key, v): rows[column[rows] == v] for key, rows in groups.items() for v in np.unique(column[rows]).tolist()}
+        groups = {
+            (*key, v): rows[column[rows] == v] for key, rows in groups.items() for v in np.unique(column[rows]).tolist()
+        }
     return groups
 
 
 # --- what may matter to a part ---
 
 
-def _described(space: Space, genes: Genes, num_classes: int) -> Iterator[tuple[NDArray[np.int64], str, str, Values, Floats]]:
-    """Of each part of each network: the rows of the population, the part, its name in the network, all values that may matter, and the
-    logarithms of those that are numbers.
+def _described(
+    space: Space, genes: Genes, num_classes: int
+) -> Iterator[tuple[NDArray[np.int64], str, str, Values, Floats]]:
+    """Of each part of each network: the rows of the population, the part, its name in the network, all values that may
+    matter, and the logarithms of those that are numbers.
 
-    As in `superformer.space.exact`: what leads into a stage depends on that stage's and the previous stage's choices, a block on its
-    stage's, the end on the last stage's, and all on the network-wide ones.
-    """
+    As in `superformer.space.costs`: what leads into a stage depends on that stage's and the previous stage's choices, a
+    block on its stage's, the end on the last stage's, and all on the network-wide ones."""
     net, n, last = skeleton(space, num_classes), len(genes), len(space.stages) - 1
     values, first = space.population(genes), space.population(np.zeros((1, genes.shape[1]), dtype=np.int64))
 
@@ -231,20 +243,39 @@ def _described(space: Space, genes: Genes, num_classes: int) -> Iterator[tuple[N
         for p, block in enumerate(stage.blocks):
             module, inside = net.stage(i).block(p), {**scope, **block}
             logs = _logs(_widths([module], {**widths, **module.bind(inside)}), inside, n)
-            inside["place"] = np.where(order[:, p] == 0, 2, order[:, p] % 2)  # the first, and every second block, may be special
+            inside["place"] = np.where(
+                order[:, p] == 0, 2, order[:, p] % 2
+            )  # the first, and every second block, may be special
             for k in np.unique(order[stage.active[:, p], p]):
                 rows = np.flatnonzero(stage.active[:, p] & (order[:, p] == k))
-                yield rows, f"stage {i}", f"stage {i} block {k}", {name: v[rows] for name, v in inside.items()}, logs[rows]
+                yield (
+                    rows,
+                    f"stage {i}",
+                    f"stage {i} block {k}",
+                    {name: v[rows] for name, v in inside.items()},
+                    logs[rows],
+                )
     yield np.arange(n), END, END, values.choices, _logs(_widths(outside, bound(last)), values.choices, n)
 
 
 def _widths(modules: Sequence[nn.Module], widths: Mapping[Axis, Any]) -> list[Any]:
     """Of the axes on which the weights of modules lie."""
-    dims = [d for root in modules for m in root.modules() if isinstance(m, Elastic) for dims in m.dims.values() for d in dims]
+    dims = [
+        d
+        for root in modules
+        for m in root.modules()
+        if isinstance(m, Elastic)
+        for dims in m.dims.values()
+        for d in dims
+    ]
     axes = dict.fromkeys(d.axis if isinstance(d, Packed) else d for d in dims)
     return [widths[axis] for axis in axes if isinstance(axis, Axis) and axis in widths and axis.kind != "private"]
 
 
 def _logs(widths: Sequence[Any], values: Values, n: int) -> Floats:
     columns = [*widths, *(v for v in values.values() if v.dtype.kind in "iuf")]
-    return np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1)) if columns else np.zeros((n, 0))
+    return (
+        np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1))
+        if columns
+        else np.zeros((n, 0))
+    )

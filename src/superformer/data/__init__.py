@@ -1,13 +1,11 @@
 """Pictures: what ``--data`` means, splits that keep the test part untouched, and batches that any run can go on from.
 
-`load` gives a data set; ``.train`` and ``.search`` are carved from its training data, ``.test()`` is for the final figure alone.
-"""
+`load` gives a data set; ``.train`` and ``.search`` are carved from its training data, ``.test()`` is for the final
+figure alone."""
 
 from __future__ import annotations
 
-from superformer.data.ahead import Ahead
-from superformer.data.batches import Batch, eval_batches, steps_per_epoch, train_batches
-from superformer.data.dataset import DataSet, load
-from superformer.data.pictures import Pictures
+from superformer.data.batches import Ahead, Batch, eval_batches, steps_per_epoch, train_batches
+from superformer.data.dataset import DataSet, Pictures, load
 
 __all__ = ["Ahead", "Batch", "DataSet", "Pictures", "eval_batches", "load", "steps_per_epoch", "train_batches"]

@@ -1,13 +1,13 @@
 """Pictures varied at random for training.
 
-`shift` moves, mirrors and erases whole batches of uint8 squares at once: for small pictures, where timm's transforms would cost more than
-the network. `timm` runs timm's transforms on one whole picture at a time.
-"""
+`shift` moves, mirrors and erases whole batches of uint8 squares at once: for small pictures, where timm's transforms
+would cost more than the network. `timm` runs timm's transforms on one whole picture at a time."""
 
 from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from superformer.data.draws import number
-from superformer.data.split import Ints
-from superformer.data.stores import Pixels
-from superformer.errors import SuperformerError
+from superformer.data.stores import Ints, Pixels
+from superformer.errors import SuperformerError, nearest
 from superformer.recipes.settings import Data
 
 AREA = (0.02, 1 / 3)
@@ -63,14 +62,16 @@ def check(settings: Data) -> None:
 def shift_batch(squares: Tensor, settings: Data, rng: np.random.Generator, batch: int, share: Share) -> Tensor:
     """A rank's uint8 squares (n, 3, size, size), moved (black comes in), mirrored, normalised and erased.
 
-    Everything is drawn for the global ``batch``; the rank uses its share, so ranks together compute what one process would.
-    """
+    Everything is drawn for the global ``batch``; the rank uses its share, so ranks together compute what one process
+    would."""
     size = squares.shape[-1]
     most = round(settings.shift * size)
     dy, dx = rng.integers(0, 2 * most + 1, (2, batch))
     mirrored = np.flatnonzero((rng.random(batch) < settings.mirror)[share.of])
     x = _windows(squares, dy[share.of], dx[share.of], most) if most else squares.clone()
-    x.numpy()[mirrored] = x.index_select(0, torch.from_numpy(mirrored)).flip(-1).numpy()  # torch's index_copy is many times slower
+    x.numpy()[mirrored] = (
+        x.index_select(0, torch.from_numpy(mirrored)).flip(-1).numpy()
+    )  # torch's index_copy is many times slower
     x = normalise(x, settings)
     if settings.erase:
         _erase(x, settings.erase, rng, batch, share)
@@ -88,14 +89,18 @@ def _windows(squares: Tensor, dy: Ints, dx: Ints, most: int) -> Tensor:
     picture, channel, row, pixel = padded.strides
     starts = 2 * most + 1
     rows: npt.NDArray[np.void] = np.ndarray(
-        (n, channels, starts, size, starts), np.dtype((np.void, size)), padded, strides=(picture, channel, row, row, pixel)
+        (n, channels, starts, size, starts),
+        np.dtype((np.void, size)),
+        padded,
+        strides=(picture, channel, row, row, pixel),
     )
     chosen = rows[np.arange(n), :, dy, :, dx]
     return torch.from_numpy(chosen.view(np.uint8).reshape(squares.shape))
 
 
 def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, share: Share) -> None:
-    """Random erasing (Zhong et al.) of normalised pictures, in place: a box of noise. timm's boxes, but one that does not fit is cut."""
+    """Random erasing (Zhong et al.) of normalised pictures, in place: a box of noise. timm's boxes, but one that does
+    not fit is cut."""
     size = x.shape[-1]
     hit = np.flatnonzero(rng.random(batch) < probability)
     area = rng.uniform(*AREA, len(hit)) * size**2
@@ -117,7 +122,8 @@ def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, 
 
 
 class TimmTransform:
-    """timm's training transforms: random resized crop, mirror, auto-augment or colour jitter, erasing; a picture at a time."""
+    """timm's training transforms: random resized crop, mirror, auto-augment or colour jitter, erasing; a picture at a
+    time."""
 
     def __init__(self, settings: Data, img_size: int):
         self._run: Callable[[Image.Image], Tensor] = _timm(settings, img_size)
@@ -156,7 +162,8 @@ def _timm(settings: Data, img_size: int) -> Callable[[Image.Image], Tensor]:
 
 
 def _posterize_to_black(transform: Any) -> None:
-    """Let timm's posterize keep no bit of a picture, as its strongest setting asks; newer versions of Pillow refuse that."""
+    """Let timm's posterize keep no bit of a picture, as its strongest setting asks; newer versions of Pillow refuse
+    that."""
     from timm.data.auto_augment import posterize
 
     for step in transform.transforms:
@@ -166,7 +173,13 @@ def _posterize_to_black(transform: Any) -> None:
 
 
 def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
-    return picture if bits >= 8 else ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)
+    return (
+        picture
+        if bits >= 8
+        else ImageOps.posterize(picture, bits)
+        if bits > 0
+        else Image.new(picture.mode, picture.size)
+    )
 
 
 def _three(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -189,3 +202,84 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(legacy)
         torch.default_generator.set_state(torch_)
+
+
+# The square that a network looks at, cut from a picture of any size: timm's evaluation transform, on whole batches of
+# uint8.
+#
+# Pictures larger than the input are resized until the shorter side is input / crop, and the centre is kept. Pictures
+# whose shorter side is not larger than the input (8 x 8 digits, CIFAR) are resized to the input and lose no border:
+# the crop share is not for them.
+
+
+MODES = ("bicubic", "bilinear", "nearest", "random")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How pictures become squares of ``size`` pixels."""
+
+    size: int
+    crop: float = 0.875
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in MODES:
+            raise SuperformerError(
+                f"interpolation {self.interpolation!r} is not known: {nearest(self.interpolation, MODES)}"
+            )
+        if self.size < 1:
+            raise SuperformerError(f"an input of {self.size} pixels was asked for; give 1 or more")
+
+    def cut(self, pictures: Tensor) -> Tensor:
+        """uint8 pictures of one size, (n, height, width, 3), as (n, 3, size, size)."""
+        height, width = pictures.shape[1:3]
+        short, long = min(height, width), max(height, width)
+        scaled = self.size if short <= self.size else math.floor(self.size / self.crop)
+        other = int(scaled * long / short)
+        x = resize(
+            pictures.permute(0, 3, 1, 2), (scaled, other) if height <= width else (other, scaled), self.interpolation
+        )
+        top, left = round((x.shape[2] - self.size) / 2), round((x.shape[3] - self.size) / 2)
+        return x[:, :, top : top + self.size, left : left + self.size].contiguous()
+
+
+def resize(x: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+    """uint8 pictures (n, 3, height, width) at another size, with antialiasing; ``random`` is timm's word for training,
+    bilinear here."""
+    if tuple(x.shape[2:]) == size:
+        return x
+    mode = "bilinear" if interpolation == "random" else interpolation
+    if mode == "nearest":
+        return F.interpolate(x, size=size, mode="nearest-exact")
+    return F.interpolate(x, size=size, mode=mode, antialias=True, align_corners=False)
+
+
+def shrunk(picture: Tensor, short: int) -> Tensor:
+    """One uint8 picture (height, width, 3), its shorter side made at most ``short``."""
+    height, width = picture.shape[:2]
+    if min(height, width) <= short:
+        return picture
+    scale = short / min(height, width)
+    size = (max(round(height * scale), 1), max(round(width * scale), 1))
+    return resize(picture[None].permute(0, 3, 1, 2), size, "bilinear")[0].permute(1, 2, 0).contiguous()
+
+
+# Random numbers without state: every draw comes from a generator made from the run's seed, what it is for, and where
+# in the run it is.
+#
+# So a run can go on at any step, and neither worker processes nor ranks change what is drawn.
+
+
+def generator(seed: int, purpose: str, *where: int) -> np.random.Generator:
+    """The generator of one purpose at one place, such as ``generator(seed, "order", epoch)``."""
+    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, where)))
+
+
+def number(seed: int, purpose: str, *where: int) -> int:
+    """A seed of 32 bits for generators that are not numpy's."""
+    return int(_sequence(seed, purpose, where).generate_state(1)[0])
+
+
+def _sequence(seed: int, purpose: str, where: tuple[int, ...]) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed % 2**64, zlib.crc32(purpose.encode()), *where])

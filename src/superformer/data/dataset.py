@@ -1,13 +1,23 @@
-"""A data set in three parts: training, search (carved from training data) and test, which nobody opens before it is asked for."""
+"""A data set in three parts: training, search (carved from training data) and test, which nobody opens before it is
+asked for."""
 
 from __future__ import annotations
 
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import TypeVar
 
-from superformer.data.frames import Frame
-from superformer.data.pictures import Pictures
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from superformer.data.augment import Frame, generator, shrunk
 from superformer.data.sources import Source, resolve
-from superformer.data.split import split
+from superformer.data.stores import Arrays, Ints, Pixels, Store
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -18,8 +28,8 @@ HELD_OUT = 0.2
 class DataSet:
     """The parts of a data set. Each is read when it is first used; the splits are always the same.
 
-    ``test_origin`` says where the test part comes from. ``fingerprint`` changes when the training data (with the search split) do.
-    """
+    ``test_origin`` says where the test part comes from. ``fingerprint`` changes when the training data (with the search
+    split) do."""
 
     def __init__(self, spec: str, settings: Data, img_size: int):
         self.spec, self.settings, self.img_size = spec, settings, img_size
@@ -74,5 +84,245 @@ class DataSet:
 
 
 def load(spec: str, settings: Data, img_size: int) -> DataSet:
-    """The data set that a ``--data`` text means, for networks of this input size. Pictures are read when a part is first used."""
+    """The data set that a ``--data`` text means, for networks of this input size. Pictures are read when a part is
+    first used."""
     return DataSet(spec, settings, img_size)
+
+
+# Splits that keep the shares of the classes.
+
+
+SEED = 20240229
+"""Of every split: constant, so that runs of different seeds, or one that goes on from another's weights, keep the same
+pictures apart."""
+
+
+def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tuple[Ints, Ints]:
+    """Indices of the pictures that stay and of those that are carved off, each in rising order.
+
+    ``part`` below 1 is a share of each class (at least one picture), from 1 on a number of pictures of each class.
+    Every class keeps at least one picture."""
+    if part >= 1 and part != int(part):
+        raise SuperformerError(
+            f"the {purpose} split of {part} is neither a share below 1 nor a whole number of pictures of each class"
+        )
+    counts = np.bincount(labels, minlength=len(classes))
+    least = 2 if part < 1 else int(part) + 1
+    small = [f"{classes[c]!r} ({n})" for c, n in enumerate(counts) if n < least]
+    if small:
+        more = f" and {len(small) - 5} more" if len(small) > 5 else ""
+        ask = f"{part:g} of each class" if part < 1 else f"{int(part)} pictures of each class"
+        raise SuperformerError(
+            f"the {purpose} split takes {ask} and must leave some, but these classes have fewer than {least} pictures: "
+            f"{', '.join(small[:5])}{more}; add pictures, leave these classes out{_advice(purpose, part, counts)}"
+        )
+    shuffled = generator(SEED, purpose).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = np.cumsum(counts) - counts
+    take = (
+        np.clip(np.round(part * counts), 1, counts - 1).astype(np.int64)
+        if part < 1
+        else np.full(len(counts), int(part))
+    )
+    rank = np.arange(len(labels)) - np.repeat(starts, counts)
+    held = rank < np.repeat(take, counts)
+    return np.sort(by_class[~held]), np.sort(by_class[held])
+
+
+def _advice(purpose: str, part: float, counts: Ints) -> str:
+    possible = purpose == "search" and part >= 1 and counts.min() > 1
+    return f", or set data.search to {int(counts.min()) - 1} or less" if possible else ""
+
+
+def subset(labels: Ints, n: int) -> Ints:
+    """``n`` indices in rising order (all, if there are no more), the classes as equal in number as they can be; always
+    the same ones."""
+    if n >= len(labels):
+        return np.arange(len(labels))
+    shuffled = generator(SEED, "subset").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels)
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
+
+
+# Labelled pictures of one part of a data set, decoded once where they fit the memory that is allowed.
+
+
+T = TypeVar("T")
+
+KEEP = 1.5
+"""Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input
+size."""
+BROKEN = 0.01
+"""The largest share of pictures that do not decode which is skipped with a warning."""
+CHUNK = 64
+"""Pictures that are read or cut at a time."""
+
+
+class Pictures:
+    """Pictures with labels 0..n-1; ``classes`` names them. ``take`` gives a part of them, in any order.
+
+    Squares of the input's size (`frames`) are cut once and kept as uint8 if they all fit ``memory`` gigabytes. Whole
+    pictures (`picture`), which augment=timm crops at random, are read from the store each time, which is free where
+    `keep` decoded them."""
+
+    def __init__(
+        self, store: Store, labels: Ints, classes: Sequence[str], memory: float = 2.0, index: Ints | None = None
+    ):
+        self.store, self.classes, self.memory = store, tuple(classes), memory
+        self.index = np.arange(len(labels)) if index is None else index
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self._frames: dict[Frame, Tensor] = {}
+        self._few: dict[int, Pictures] = {}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: npt.ArrayLike) -> Pictures:
+        """The pictures of these indices, in this order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
+
+    def few(self, n: int) -> Pictures:
+        """Always the same ``n`` pictures (all, if there are no more), the classes as equal in number as can be; their
+        squares are kept."""
+        if n >= len(self):
+            return self
+        if n not in self._few:
+            chosen = subset(self.labels, n)
+            self._few[n] = self.take(chosen)
+            self._few[n]._frames = {
+                frame: kept.index_select(0, torch.from_numpy(chosen)) for frame, kept in self._frames.items()
+            }
+        return self._few[n]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when the pictures, their order, their labels or the names of the classes do; files count by path and
+        size."""
+        h = hashlib.blake2b(self.store.digest().encode(), digest_size=16)
+        h.update(self.index.tobytes())
+        h.update(self.labels.tobytes())
+        h.update("\0".join(self.classes).encode())
+        return h.hexdigest()
+
+    # --- pixels ---
+
+    def picture(self, i: int) -> Pixels:
+        """A whole picture, uint8 of shape (height, width, 3).
+
+        A picture whose header is sound but whose content is not is only found now, if the set is too large to be
+        decoded at the beginning: plain grey stands in for it, with a warning."""
+        try:
+            return self.store.read(int(self.index[i]))
+        except Exception as problem:
+            warnings.warn(
+                f"{self.store.name(int(self.index[i]))} does not decode ({problem}); grey stands in for it",
+                stacklevel=2,
+            )
+            return np.full((64, 64, 3), 128, dtype=np.uint8)
+
+    def frames(self, frame: Frame, indices: Ints | None = None) -> Tensor:
+        """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``."""
+        if frame not in self._frames and self.fits(frame):
+            self._frames[frame] = self._cut(frame, np.arange(len(self)))
+            while sum(f.numel() for f in self._frames.values()) > self.memory * 1e9 and len(self._frames) > 1:
+                del self._frames[next(iter(self._frames))]
+        if frame in self._frames:
+            return (
+                self._frames[frame]
+                if indices is None
+                else self._frames[frame].index_select(0, torch.from_numpy(indices))
+            )
+        return self._cut(frame, np.arange(len(self)) if indices is None else indices)
+
+    def fits(self, frame: Frame) -> bool:
+        """Whether all squares may be kept in memory."""
+        return len(self) * 3 * frame.size**2 <= self.memory * 1e9
+
+    def _cut(self, frame: Frame, indices: Ints) -> Tensor:
+        out = torch.empty(len(indices), 3, frame.size, frame.size, dtype=torch.uint8)
+        for start in range(0, len(indices), CHUNK):
+            pictures = [self.picture(i) for i in indices[start : start + CHUNK]]
+            if len({p.shape for p in pictures}) == 1:
+                out[start : start + CHUNK] = frame.cut(torch.from_numpy(np.stack(pictures)))
+            else:
+                for k, picture in enumerate(pictures, start):
+                    out[k] = frame.cut(_tensor(picture)[None])[0]
+        return out
+
+    # --- decoding once ---
+
+    def squares(self, frame: Frame, threads: int = 1) -> Pictures:
+        """The pictures that decode; their squares are kept if they fit."""
+        if self.store.decoded:
+            return self
+        if not self.fits(frame):
+            return self._headers(threads)
+        whole, read = self._sound(lambda i: frame.cut(_tensor(self.store.read(i))[None])[0], threads)
+        whole._frames[frame] = torch.stack(read)
+        return whole
+
+    def keep(self, img_size: int, threads: int = 1) -> Pictures:
+        """The pictures that decode; whole ones are kept if they fit, or else shrunk ones of 1.5 times the input size,
+        if those fit."""
+        if self.store.decoded:
+            return self
+        sizes = self._sample_of_sizes()
+        short = round(KEEP * img_size)
+        whole = sum(h * w for h, w in sizes) / len(sizes)
+        small = sum(h * w * min(1, short / min(h, w)) ** 2 for h, w in sizes) / len(sizes)
+        room = self.memory * 1e9 / (3 * len(self))
+        if min(whole, small) > room:
+            return self._headers(threads)
+        read: Callable[[int], Pixels] = self.store.read
+        if whole > room:
+            read = lambda i: shrunk(_tensor(self.store.read(i)), short).numpy()  # noqa: E731
+        rest, kept = self._sound(read, threads)
+        decoded = Pictures(Arrays(kept), rest.labels, self.classes, self.memory)
+        decoded.__dict__["fingerprint"] = rest.fingerprint
+        return decoded
+
+    def _sample_of_sizes(self) -> list[tuple[int, int]]:
+        sizes = []
+        for i in self.index[np.linspace(0, len(self) - 1, min(len(self), 64)).astype(np.int64)]:
+            try:
+                sizes.append(self.store.size(int(i)))
+            except Exception:  # counted and named when all are read
+                continue
+        return sizes or [(1, 1)]
+
+    def _headers(self, threads: int) -> Pictures:
+        """The pictures whose headers are sound, for sets that are decoded again each time."""
+        return self._sound(self.store.size, threads)[0]
+
+    def _sound(self, read: Callable[[int], T], threads: int) -> tuple[Pictures, list[T]]:
+        """The pictures that can be read, and what was read; a few that cannot are left out with a warning."""
+
+        def attempt(i: int) -> tuple[T | None, Exception | None]:
+            try:
+                return read(i), None
+            except Exception as problem:
+                return None, problem
+
+        def some(start: int) -> list[tuple[T | None, Exception | None]]:
+            return [attempt(i) for i in self.index[start : start + CHUNK].tolist()]
+
+        with ThreadPoolExecutor(max(threads, 1)) as pool:
+            results = [result for part in pool.map(some, range(0, len(self), CHUNK)) for result in part]
+        bad = [i for i, (_, problem) in enumerate(results) if problem is not None]
+        if not bad:
+            return self, [r for r, _ in results if r is not None]
+        first = f"the first is {self.store.name(int(self.index[bad[0]]))} ({results[bad[0]][1]})"
+        if len(bad) > BROKEN * len(self.store):  # of all: a small part may well have one of few
+            raise SuperformerError(
+                f"{len(bad)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; repair or remove them"
+            )
+        warnings.warn(f"{len(bad)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
+        good = np.setdiff1d(np.arange(len(self)), bad)
+        return self.take(good), [r for r, problem in results if problem is None and r is not None]
+
+
+def _tensor(picture: Pixels) -> Tensor:
+    return torch.from_numpy(picture if picture.flags.writeable else picture.copy())

@@ -1,9 +1,8 @@
 """Mixup, CutMix and label smoothing on a batch; ViT-ResNAS's token labelling with patch-wise CutMix and Mixup.
 
-The mathematics are timm's (`timm.data.mixup`, one draw for a batch). Only the partner differs: picture i of a global batch of B is mixed
-with picture (i + B/2) mod B, where timm takes the mirrored one. So a rank, which has every world-th picture, finds the partners of its
-pictures among its own, and ranks together compute what one process would.
-"""
+The mathematics are timm's (`timm.data.mixup`, one draw for a batch). Only the partner differs: picture i of a global
+batch of B is mixed with picture (i + B/2) mod B, where timm takes the mirrored one. So a rank, which has every world-th
+picture, finds the partners of its pictures among its own, and ranks together compute what one process would."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class Targets:
-    """Soft labels of a batch (n, classes), and of its patches (n, grid x grid, classes), row by row, in token labelling."""
+    """Soft labels of a batch (n, classes), and of its patches (n, grid x grid, classes), row by row, in token
+    labelling."""
 
     image: Tensor
     patches: Tensor | None = None
@@ -50,7 +50,9 @@ def check(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | Non
     unit = (4 if halves else 2 if on else 1) * world
     if batch % unit:
         who = f" on {world} processes" if world > 1 else ""
-        raise SuperformerError(f"a batch of {batch} cannot be mixed in pairs{who}: train.batch_size must be a multiple of {unit}")
+        raise SuperformerError(
+            f"a batch of {batch} cannot be mixed in pairs{who}: train.batch_size must be a multiple of {unit}"
+        )
     if mix.patches == "off":
         return
     if patch_grid is None:
@@ -58,11 +60,16 @@ def check(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | Non
             f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label; set mix.patches=off"
         )
     if img_size % patch_grid:
-        raise SuperformerError(f"an input of {img_size} pixels cannot be cut in {patch_grid} x {patch_grid} patches of equal size")
+        raise SuperformerError(
+            f"an input of {img_size} pixels cannot be cut in {patch_grid} x {patch_grid} patches of equal size"
+        )
 
 
-def mix_batch(x: Tensor, labels: Tensor, classes: int, mix: Mix, rng: np.random.Generator, patch_grid: int | None = None) -> Targets:
-    """Mix normalised pictures (n, 3, size, size) in place and give their soft labels. ``rng`` must be the same on all ranks."""
+def mix_batch(
+    x: Tensor, labels: Tensor, classes: int, mix: Mix, rng: np.random.Generator, patch_grid: int | None = None
+) -> Targets:
+    """Mix normalised pictures (n, 3, size, size) in place and give their soft labels. ``rng`` must be the same on all
+    ranks."""
     target = smoothed(labels, classes, mix.smoothing)
     if mix.patches != "off" and patch_grid is not None:
         return _token_labels(x, target, mix, rng, patch_grid)
@@ -92,7 +99,8 @@ def cutmix_box(size: int, lam: float, rng: Draws) -> Box:
 
 
 def patch_box(grid: int, rng: Draws) -> Box:
-    """ViT-ResNAS's box of whole patches on a grid x grid picture, as its released code draws it (the paper says only "random")."""
+    """ViT-ResNAS's box of whole patches on a grid x grid picture, as its released code draws it (the paper says only
+    "random")."""
     n = int(grid * grid * rng.beta(1, 1))
     height = _below(rng, 1, min(grid, n) - 1)
     width = n // height
@@ -117,7 +125,8 @@ def _chosen(mix: Mix, rng: np.random.Generator) -> tuple[bool | None, float]:
 
 
 def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator, grid: int) -> Targets:
-    """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as released).
+    """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as
+    released).
 
     CutMix's strength only says whether it is on: the box is drawn with a uniform lambda.
     """
@@ -134,7 +143,9 @@ def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator,
     return Targets(image, patches)
 
 
-def _patch_mixed(x: Tensor, target: Tensor, cut: bool | None, lam: float, rng: Draws, grid: int) -> tuple[Tensor, Tensor]:
+def _patch_mixed(
+    x: Tensor, target: Tensor, cut: bool | None, lam: float, rng: Draws, grid: int
+) -> tuple[Tensor, Tensor]:
     if not cut:
         if cut is not None:
             _blend(x, lam)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from superformer.space.arch import Arch, Values
+
+if TYPE_CHECKING:
+    from superformer.elastic.transformer import Cell
 
 Segments = tuple[tuple[int, int], ...]
 """Runs ``(start, stop)`` of channels, in the order in which a sub-network has them."""
@@ -14,13 +20,14 @@ Segments = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden width, its attention width.
+    """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden width, its attention
+    width.
 
     ``widths`` are all the widths it may run at, ascending. ``unit`` channels move together (the channels of one head).
 
-    ``kind``: of a ``"shared"`` axis the sharing rule picks the channels; of a ``"centred"`` one a width uses the middle (kernels, tables of
-    distances); of a ``"private"`` one every value of ``widths`` has one entry of its own, and a pass uses that one.
-    """
+    ``kind``: of a ``"shared"`` axis the sharing rule picks the channels; of a ``"centred"`` one a width uses the middle
+    (kernels, tables of distances); of a ``"private"`` one every value of ``widths`` has one entry of its own, and a
+    pass uses that one."""
 
     name: str
     widths: tuple[int, ...]
@@ -67,10 +74,9 @@ def size(dim: Dim) -> int:
 class Selection:
     """What one pass uses of an axis.
 
-    *Sliced*: the channels in ``segments``; tensors have ``width`` channels. *Masked* (ViT-ResNAS, section 2.3 and figure 6): tensors keep
-    the full width, ``mask`` of shape (batch, 1, channels) is one where an example's sub-network has a channel, and ``count`` is
-    how many it has.
-    """
+    *Sliced*: the channels in ``segments``; tensors have ``width`` channels. *Masked* (ViT-ResNAS, section 2.3 and
+    figure 6): tensors keep the full width, ``mask`` of shape (batch, 1, channels) is one where an example's sub-network
+    has a channel, and ``count`` is how many it has."""
 
     segments: Segments
     width: int
@@ -97,7 +103,12 @@ class View:
     ``joint`` and ``side``: see `superformer.sharing.Sharing`.
     """
 
-    def __init__(self, selections: Mapping[Axis, Selection] | None = None, joint: frozenset[str] = frozenset(), side: str = "left"):
+    def __init__(
+        self,
+        selections: Mapping[Axis, Selection] | None = None,
+        joint: frozenset[str] = frozenset(),
+        side: str = "left",
+    ):
         self.selections = dict(selections or {})
         self.joint = joint
         self.side = side
@@ -129,10 +140,54 @@ EMPTY = View()
 
 
 def masked(axis: Axis, parts: list[Segments | None], part_size: int, like: Tensor) -> Selection:
-    """The selection of a masked pass: one row of channels for each part of the batch; None leaves a part without any channel."""
+    """The selection of a masked pass: one row of channels for each part of the batch; None leaves a part without any
+    channel."""
     rows = torch.zeros(len(parts), axis.size, dtype=like.dtype, device=like.device)
     for row, segments in zip(rows, parts, strict=True):
         for start, stop in segments or ():
             row[start:stop] = 1
     mask = rows.repeat_interleave(part_size, 0).unsqueeze(1)
     return Selection(((0, axis.size),), axis.size, mask, mask.sum(-1, keepdim=True))
+
+
+# One pass through a network: which blocks run, with which values, on which part of the batch.
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sub-network's part of a masked batch: its rows, its own (sliced) view, and its values in a block (None: it
+    skips it)."""
+
+    rows: slice
+    view: View
+    values: Values | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of a pass. In a masked pass ``parts`` says what each part of the batch does, and ``gate`` is zero where
+    it skips."""
+
+    block: Cell
+    values: Values
+    parts: tuple[Part, ...] | None = None
+    gate: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass: one architecture (sliced), or several at once (masked; ``parts`` has an entry for each).
+
+    ``grid`` is the number of rows and columns of tokens now, ``native`` what they are at the architecture's own
+    resolution."""
+
+    arch: Arch
+    view: View
+    stages: tuple[tuple[Step, ...], ...]
+    parts: tuple[Part, ...] | None = None
+    grid: tuple[int, int] = (0, 0)
+    native: tuple[int, int] = (0, 0)
+    steps: tuple[Step, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(s for stage in self.stages for s in stage))

@@ -1,8 +1,7 @@
 """Elastic versions of the ordinary layers: each runs at any width of its axes, and knows its own cost.
 
-An elastic layer is the torch layer at its largest size plus the *axes* its tensors lie on. From that one declaration come the slice a pass
-uses, the slice an extracted network gets, and the number of parameters.
-"""
+An elastic layer is the torch layer at its largest size plus the *axes* its tensors lie on. From that one declaration
+come the slice a pass uses, the slice an extracted network gets, and the number of parameters."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
-from superformer.elastic.count import Cost, Count
-from superformer.elastic.gradients import Index
-from superformer.elastic.take import layer_norm, linear, take
+from superformer.kernels.slices import Index, layer_norm, linear, take
+from superformer.space.costs import Cost, Count
 
 Widths = Mapping[Axis, Count]
 """The width of each searched axis, as a number or as an array over a population."""
@@ -52,7 +50,9 @@ class Elastic(nn.Module, abc.ABC):
         return take(*(self.wanted(name, view) for name in names))
 
     def params(self, widths: Widths) -> Count:
-        return sum(math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters)
+        return sum(
+            math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters
+        )
 
     @abc.abstractmethod
     def reset(self, generator: torch.Generator) -> None:
@@ -86,9 +86,8 @@ class Linear(Elastic, nn.Linear):
 class Conv2d(Elastic, nn.Conv2d):
     """A convolution between two axes, as one matrix product over the pixels under the kernel.
 
-    The few convolutions of these families have large kernels or small maps, where that is as fast as a direct convolution, and the
-    weight's slice and its gradient are then those of a matrix.
-    """
+    The few convolutions of these families have large kernels or small maps, where that is as fast as a direct
+    convolution, and the weight's slice and its gradient are then those of a matrix."""
 
     def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int, padding: int = 0, bias: bool = True):
         nn.Conv2d.__init__(self, inp.size, out.size, kernel, stride, padding, bias=bias)
@@ -132,9 +131,9 @@ class Conv2d(Elastic, nn.Conv2d):
 class LayerNorm(Elastic, nn.LayerNorm):
     """Layer norm over the channels that are there.
 
-    In a masked pass this is ViT-ResNAS's masked layer norm (section 2.3, figure 6 d): mean and variance over the kept channels only. The
-    variance is that of the deviations, as in the ordinary layer norm, not the difference E[x^2] - E[x]^2 of the released code.
-    """
+    In a masked pass this is ViT-ResNAS's masked layer norm (section 2.3, figure 6 d): mean and variance over the kept
+    channels only. The variance is that of the deviations, as in the ordinary layer norm, not the difference E[x^2] -
+    E[x]^2 of the released code."""
 
     def __init__(self, axis: Axis, eps: float = 1e-6):
         nn.LayerNorm.__init__(self, axis.size, eps=eps)

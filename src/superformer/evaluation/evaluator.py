@@ -1,27 +1,113 @@
-"""The accuracy and the loss of sub-networks of one supernet on fixed pictures.
-
-They are evaluated together, as a tree (`superformer.evaluation.tree`): those that begin alike share the work up to where they differ.
-"""
+"""What is known of a network after some pictures, and when it is not worth any more of them."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superformer import data
-from superformer.elastic.batchnorm import BatchNorm
-from superformer.elastic.synced import synchronise
+from superformer.data.augment import normalise
+from superformer.elastic.conv import BatchNorm, synchronise
 from superformer.errors import SuperformerError
-from superformer.evaluation.moved import copies, number
-from superformer.evaluation.score import LAP, STOPPED, Race, Score
-from superformer.evaluation.tree import alike, grow, walk
-from superformer.families.base import Network
+from superformer.evaluation.prefix_tree import alike, grow, walk
+from superformer.families.network import Network
 from superformer.recipes import Recipe
+from superformer.recipes.settings import Data
 from superformer.space.arch import Arch
+
+
+class Score(NamedTuple):
+    """Of a network on some pictures: the share that it gets right, and its mean cross-entropy (not a number:
+    unknown)."""
+
+    accuracy: float
+    loss: float
+
+
+STOPPED = Score(math.nan, math.nan)
+LAP = 32
+"""Pictures of a race between two looks at who is left."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """The accuracy that each network must be able to reach; one that cannot is stopped.
+
+    Without a ``margin`` the bound is exact: what it would be with all of the remaining pictures right. With one, a
+    network is taken to get no more of the rest right than of the pictures so far, and so many standard errors besides.
+    """
+
+    needed: Sequence[float]
+    margin: float | None = None
+
+    def of(self, some: Sequence[int]) -> Race:
+        return Race([self.needed[k] for k in some], self.margin)
+
+    def lost(self, right: Tensor, seen: int, pictures: int) -> set[int]:
+        """Those that cannot win any more, after ``seen`` of all pictures."""
+        share = torch.ones_like(right)
+        if self.margin is not None and seen:
+            so_far = right / seen
+            share = (so_far + self.margin * ((so_far * (1 - so_far) + 1 / seen) / seen).sqrt()).clamp(max=1)
+        bound = (right + (pictures - seen) * share) / pictures
+        return set(torch.nonzero(bound < torch.tensor(self.needed, dtype=bound.dtype)).flatten().tolist())
+
+
+# Pictures and copies of them, varied as training varies its pictures: more to judge a network by, where there are
+# few.
+#
+# Of pictures that training shifts: a copy moved as far as can be into each corner; of those that it mirrors: the
+# mirrored ones.
+
+
+CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def number(settings: Data, size: int) -> int:
+    """Pictures that each one becomes, itself among them."""
+    return (1 + len(CORNERS) * (_far(settings, size) > 0)) * (1 + _mirrored(settings))
+
+
+def copies(x: Tensor, settings: Data) -> Iterator[Tensor]:
+    """Normalised pictures (n, 3, height, width), then their copies."""
+    for one in _corners(x, settings):
+        yield one
+        if _mirrored(settings):
+            yield one.flip(-1)
+
+
+def _far(settings: Data, size: int) -> int:
+    return round(settings.shift * size) if settings.augment == "shift" else 0
+
+
+def _mirrored(settings: Data) -> bool:
+    return settings.augment != "none" and settings.mirror > 0
+
+
+def _corners(x: Tensor, settings: Data) -> Iterator[Tensor]:
+    yield x
+    high, wide = x.shape[-2:]
+    if most := _far(settings, high):
+        black = normalise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), settings).to(x.device)
+        around = black.expand(len(x), -1, high + 2 * most, wide + 2 * most).contiguous()
+        around[:, :, most : most + high, most : most + wide] = x
+        for down, right in CORNERS:
+            top, left = most - down * most, most - right * most
+            yield around[:, :, top : top + high, left : left + wide].contiguous()
+
+
+# The accuracy and the loss of sub-networks of one supernet on fixed pictures.
+#
+# They are evaluated together, as a tree (`superformer.evaluation.prefix_tree`): those that begin alike share the work
+# up to where they differ.
+
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """Pictures and labels, from the beginning each time it is called."""
@@ -34,7 +120,8 @@ CALIBRATION, FEW = 8, 64
 
 
 def needs_recalibration(net: Network) -> bool:
-    """Whether a sub-network's batch norms have no statistics of its own until they are estimated; a network by itself has its own."""
+    """Whether a sub-network's batch norms have no statistics of its own until they are estimated; a network by itself
+    has its own."""
     return net.space.size > 1 and any(isinstance(m, BatchNorm) for m in net.modules())
 
 
@@ -46,10 +133,9 @@ def sides_of(net: Network, recipe: Recipe) -> tuple[str, ...]:
 class Evaluator:
     """Accuracy and loss on fixed pictures.
 
-    ``calibration``: batches of training pictures, on which the statistics of batch norms are estimated for each network; needed where there
-    are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as ViTAS scores. ``pictures``: how many there are,
-    which only races need.
-    """
+    ``calibration``: batches of training pictures, on which the statistics of batch norms are estimated for each
+    network; needed where there are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as
+    ViTAS scores. ``pictures``: how many there are, which only races need."""
 
     def __init__(
         self,
@@ -84,7 +170,7 @@ class Evaluator:
     ) -> Evaluator:
         """On a part of a data set, as a recipe prepares pictures; batch norms are estimated on its training pictures.
 
-        ``moved``: on each picture's copies, too (`superformer.evaluation.moved`).
+        ``moved``: on each picture's copies, too (`superformer.evaluation.evaluator`).
         """
 
         def batches(which: data.Pictures, size: int, most: int | None) -> Iterable[tuple[Tensor, Tensor]]:
@@ -96,9 +182,13 @@ class Evaluator:
                 for copy_ in copies(x, recipe.data) if moved else (x,):
                     yield copy_, labels
 
-        calibration = [x for x, _ in batches(pictures.train, FEW, CALIBRATION * FEW)] if needs_recalibration(net) else []
+        calibration = (
+            [x for x, _ in batches(pictures.train, FEW, CALIBRATION * FEW)] if needs_recalibration(net) else []
+        )
         known = len(part) if limit is None else min(limit, len(part))
-        return Evaluator(net, judged, calibration, sides_of(net, recipe), known * (number(recipe.data, img_size) if moved else 1))
+        return Evaluator(
+            net, judged, calibration, sides_of(net, recipe), known * (number(recipe.data, img_size) if moved else 1)
+        )
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """The accuracy of each architecture."""
@@ -112,13 +202,19 @@ class Evaluator:
         try:
             for start in range(0, len(order), TOGETHER):
                 some = order[start : start + TOGETHER]
-                found |= zip(some, self._together([archs[k] for k in some], None if race is None else race.of(some)), strict=True)
+                found |= zip(
+                    some, self._together([archs[k] for k in some], None if race is None else race.of(some)), strict=True
+                )
         finally:
             self.net.train(was)
         return [found[k] for k in range(len(archs))]
 
     def _together(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
-        right, lost, seen = torch.zeros(len(archs), dtype=torch.float64), torch.zeros(len(archs), dtype=torch.float64), 0
+        right, lost, seen = (
+            torch.zeros(len(archs), dtype=torch.float64),
+            torch.zeros(len(archs), dtype=torch.float64),
+            0,
+        )
         left = set(range(len(archs)))
         for side in self.sides:
             root = None

@@ -1,13 +1,15 @@
 """ResNet with bottleneck blocks (He et al.) whose widths are searched: the CNN of ViTAS v2, appendix A.7.
 
-A 7x7 convolution and a max pool, then stages of bottlenecks: 1x1, 3x3 and 1x1 convolutions, each with a batch norm, the stride in the 3x3.
-All blocks of a stage end in the same width, which the residual ties (``width``); the two inner widths of each block are its own (``mid1``,
-``mid2``). The first bottleneck of a stage has a projection as its shortcut, and so depends on the width before: it is what leads into the
-stage, its inner widths (``entry1``, ``entry2``) are choices of the stage, and a stage's depth counts the blocks after it (ResNet-50 has the
-depths 2, 3, 5, 2). With the usual widths this is torchvision's and timm's network.
+A 7x7 convolution and a max pool, then stages of bottlenecks: 1x1, 3x3 and 1x1 convolutions, each with a batch norm, the
+stride in the 3x3. All blocks of a stage end in the same width, which the residual ties (``width``); the two inner
+widths of each block are its own (``mid1``, ``mid2``). The first bottleneck of a stage has a projection as its shortcut,
+and so depends on the width before: it is what leads into the stage, its inner widths (``entry1``, ``entry2``) are
+choices of the stage, and a stage's depth counts the blocks after it (ResNet-50 has the depths 2, 3, 5, 2). With the
+usual widths this is torchvision's and timm's network.
 
-Batch norm: in training every sub-network is normalised by its own part of a mixed batch, from the stem on. The running statistics of a
-supernet are a mixture of its sub-networks', so an extracted network needs `superformer.recalibrate` before it is used.
+Batch norm: in training every sub-network is normalised by its own part of a mixed batch, from the stem on. The running
+statistics of a supernet are a mixture of its sub-networks', so an extracted network needs `superformer.recalibrate`
+before it is used.
 
 Maps are (batch, rows, columns, channels).
 """
@@ -21,17 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, View, fixed
-from superformer.elastic.batchnorm import BatchNorm
-from superformer.elastic.block import Cell, Phase
-from superformer.elastic.conv import MapConv
-from superformer.elastic.count import Cost, Count
+from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.layers import Widths
-from superformer.elastic.pass_ import Pass, Step
-from superformer.elastic.windows import halved
-from superformer.families.base import StageModule
-from superformer.families.pyramid import Pyramid
-from superformer.families.schema import Schema
+from superformer.elastic.transformer import Cell, Phase
+from superformer.families.network import Pyramid, StageModule
+from superformer.kernels.attention import halved
+from superformer.space.costs import Cost, Count
+from superformer.space.schema import Schema
 
 
 class ConvNorm(nn.Module):
@@ -45,7 +44,9 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor, view: View) -> Tensor:
         if not torch.is_grad_enabled() and not self.norm.training:
             kernel, bias = self.norm.folded(self.conv, view)
-            return self.conv.convolve(x, kernel.contiguous(memory_format=torch.channels_last), bias)  # the layout of the maps
+            return self.conv.convolve(
+                x, kernel.contiguous(memory_format=torch.channels_last), bias
+            )  # the layout of the maps
         out: Tensor = self.norm(self.conv(x, view), view)
         return out
 
@@ -56,7 +57,9 @@ class ConvNorm(nn.Module):
 class Bottleneck(Cell):
     """1x1, 3x3, 1x1; after another axis, ``inp``, the shortcut is a projection."""
 
-    def __init__(self, width: Axis, mids: tuple[tuple[int, ...], tuple[int, ...]], inp: Axis | None = None, stride: int = 1):
+    def __init__(
+        self, width: Axis, mids: tuple[tuple[int, ...], tuple[int, ...]], inp: Axis | None = None, stride: int = 1
+    ):
         super().__init__()
         self.mid1, self.mid2 = (Axis(f"mid{k}", widths) for k, widths in enumerate(mids, 1))
         self.conv1 = ConvNorm(inp or width, self.mid1, 1)
@@ -106,7 +109,9 @@ class ResNet(Pyramid):
         self.base = Axis("stem", space.widths("stem"))
         self.stem = ConvNorm(fixed("picture", self.in_chans), self.base, 7, 2)
         for i, (inp, stage) in enumerate(zip([self.base, *self.widths], space.stages, strict=False)):
-            entry = Bottleneck(self.widths[i], (space.widths("entry1", i), space.widths("entry2", i)), inp, 2 if i else 1)
+            entry = Bottleneck(
+                self.widths[i], (space.widths("entry1", i), space.widths("entry2", i)), inp, 2 if i else 1
+            )
             mids = [(space.widths("mid1", i, p), space.widths("mid2", i, p)) for p in range(stage.positions)]
             self.stages.append(StageModule([Bottleneck(self.widths[i], mid) for mid in mids], entry))
         self.head = self.new_head(self.num_classes)
@@ -123,7 +128,11 @@ class ResNet(Pyramid):
         return widths
 
     def cells(self) -> list[Cell]:
-        return [cell for i, s in enumerate(self.space.stages) for cell in (self.entry(i), *map(self.stage(i).block, range(s.positions)))]
+        return [
+            cell
+            for i, s in enumerate(self.space.stages)
+            for cell in (self.entry(i), *map(self.stage(i).block, range(s.positions)))
+        ]
 
     # --- the pass ---
 

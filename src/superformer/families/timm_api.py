@@ -13,8 +13,8 @@ from superformer.errors import SuperformerError
 from superformer.space.arch import Arch
 
 if TYPE_CHECKING:
+    from superformer.elastic.axis import Pass
     from superformer.elastic.layers import Linear
-    from superformer.elastic.pass_ import Pass
     from superformer.space import Space
 
 OutIndices = int | list[int] | tuple[int, ...] | None
@@ -25,12 +25,15 @@ def _taken(levels: int, indices: OutIndices) -> list[int]:
     chosen = range(levels)[-indices:] if isinstance(indices, int) and 0 < indices <= levels else indices
     chosen = range(levels) if chosen is None else chosen
     if isinstance(chosen, int) or not chosen or not all(-levels <= i < levels for i in chosen):
-        raise SuperformerError(f"features {indices} were asked for; this network has {levels} levels, 0 to {levels - 1}")
+        raise SuperformerError(
+            f"features {indices} were asked for; this network has {levels} levels, 0 to {levels - 1}"
+        )
     return [i % levels for i in chosen]
 
 
 class TimmApi(abc.ABC):
-    """The interface of timm's models. On a supernet every method takes an ``arch``; a stand-alone network needs none."""
+    """The interface of timm's models. On a supernet every method takes an ``arch``; a stand-alone network needs
+    none."""
 
     feature_level: ClassVar[str] = "block"
     """Where intermediate features are taken: after each ``block`` (of the first stage) or after each ``stage``."""
@@ -49,7 +52,9 @@ class TimmApi(abc.ABC):
         def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass: ...
         def shared(self, x: Tensor) -> Tensor: ...
         def embed(self, x: Tensor, at: Pass) -> Tensor: ...
-        def run(self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None) -> Tensor: ...
+        def run(
+            self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None
+        ) -> Tensor: ...
         def finish(self, x: Tensor, at: Pass) -> Tensor: ...
         def pool(self, x: Tensor) -> Tensor: ...
 

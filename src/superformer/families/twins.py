@@ -1,18 +1,5 @@
-"""Twins-SVT and the Twins-based spaces of ViTAS v2 (table 1, figure 6).
-
-Stages of a patch embedding and blocks. A patch embedding is a convolution whose stride is its kernel (4, later 2) and a layer norm; its
-width is the stage's. Each block is of one *type*: ``"local"`` attends within windows, ``"global"`` to sub-sampled tokens; both have a
-number of heads, an attention width (of q, of k and of v) and the hidden width of the MLP.
-
-*Weights.* Table 1 lists Local and Global as parametric operations of a position beside the identity, each with an attention and an MLP
-(Max_a, Max_m), and figure 3 draws operations as nodes of their own. So a supernet has, at each position, a whole block for each
-type; ``weights={"type": "attention"}`` keeps only the attention private, and norms and MLP are shared by the types. Head counts share all
-weights: they "evenly divide" the same features (appendix A.2).
-
-*Positions.* As in Twins-SVT, each stage has one conditional position encoding, a depthwise 3x3 convolution with a skip, after its first
-block. It belongs to the stage, whichever block runs first. The paper does not say what becomes of it in a stage of identities only; here it
-then follows the patch embedding, so that every network has positions and every stage the same parts.
-"""
+"""The two attentions of Twins-SVT on maps, (batch, rows, columns, channels): locally grouped, and global with
+sub-sampled keys."""
 
 from __future__ import annotations
 
@@ -22,18 +9,124 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, View, fixed
-from superformer.elastic.block import Cell, Mlp, Phase
+from superformer.elastic.axis import Axis, Pass, Step, View, fixed
 from superformer.elastic.conv import MapConv
-from superformer.elastic.count import Cost, Count
-from superformer.elastic.layers import LayerNorm, PerChoice, Widths
-from superformer.elastic.pass_ import Pass, Step
-from superformer.elastic.spatial import NORM_EPS, GlobalAttention, LocalAttention, PatchConv
-from superformer.families.base import StageModule
-from superformer.families.pyramid import Pyramid
-from superformer.families.rules import undivided_heads, undivided_pictures
-from superformer.families.schema import Schema
+from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths, width
+from superformer.elastic.transformer import Cell, Mlp, Phase
+from superformer.errors import SuperformerError
+from superformer.families.network import Pyramid, StageModule
+from superformer.kernels.attention import attend, cut, join, pad, padded, patches, unpack
 from superformer.space import Space
+from superformer.space.costs import Cost, Count
+from superformer.space.schema import Schema, undivided_heads, undivided_pictures
+
+NORM_EPS = 1e-5
+"""Twins-SVT keeps torch's default for the norms of patch embeddings and of sub-sampled tokens."""
+
+
+class PatchConv(Conv2d):
+    """A convolution whose stride is its kernel, from map to map; rows and columns that do not fill a patch are left
+    out."""
+
+    def __init__(self, inp: Axis, out: Axis, side: int):
+        super().__init__(inp, out, side, side)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
+        rows, cols = x.shape[1] // self.kernel, x.shape[2] // self.kernel
+        if not rows or not cols:
+            raise SuperformerError(
+                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.kernel}; use larger pictures"
+            )
+        return super().forward(x, view)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        return patches(x, self.kernel).flatten(3)
+
+
+class SpatialAttention(nn.Module):
+    """What both attentions share: an inner width (of q, of k and of v) in heads, and the matrix back to the tokens'
+    width."""
+
+    def __init__(self, embed: Axis, inner: Axis):
+        super().__init__()
+        self.embed, self.inner = embed, inner
+
+    def scale(self, view: View, heads: int) -> float:
+        return float((view[self.inner].width // heads) ** -0.5)
+
+
+class LocalAttention(SpatialAttention):
+    """Attention within windows of ``side`` x ``side`` tokens.
+
+    Maps that do not divide into windows are padded with zero tokens below and to the right, which take part in the
+    attention: so does Twins-SVT."""
+
+    def __init__(self, embed: Axis, inner: Axis, side: int):
+        super().__init__(embed, inner)
+        self.side = side
+        self.qkv = Linear(embed, inner, parts=3, tag="qkv")
+        self.proj = Linear(inner, embed)
+
+    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
+        q, k, v = cut(self.qkv(pad(x, self.side), view), self.side, 3, heads)
+        y = join(attend(q, k, v, self.scale(view, heads)), self.side, x.shape[1], x.shape[2])
+        out: Tensor = self.proj(y, view)
+        return out
+
+    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
+        tokens = padded(rows, self.side) * padded(cols, self.side)
+        pairs = Cost(2 * tokens * self.side**2 * width(self.inner, widths), 0)
+        return self.qkv.cost(widths, tokens) + pairs + self.proj.cost(widths, rows * cols)
+
+
+class GlobalAttention(SpatialAttention):
+    """Attention of every token to summaries of ``ratio`` x ``ratio`` tokens (to all tokens where the ratio is 1)."""
+
+    def __init__(self, embed: Axis, inner: Axis, ratio: int):
+        super().__init__(embed, inner)
+        self.ratio = ratio
+        self.q = Linear(embed, inner)
+        self.kv = Linear(embed, inner, parts=2, tag="kv")
+        self.sr = PatchConv(embed, embed, ratio) if ratio > 1 else None
+        self.norm = LayerNorm(embed, NORM_EPS) if ratio > 1 else None
+        self.proj = Linear(inner, embed)
+
+    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
+        tokens = x.flatten(1, 2)
+        few = tokens
+        if self.sr is not None and self.norm is not None:
+            few = self.norm(self.sr(x, view).flatten(1, 2), view)
+        (q,) = unpack(self.q(tokens, view).unflatten(2, (1, heads, -1)))
+        k, v = unpack(self.kv(few, view).unflatten(2, (2, heads, -1)))
+        y = attend(q, k, v, self.scale(view, heads)).transpose(1, 2).flatten(2)
+        out: Tensor = self.proj(y, view).view(x.shape)
+        return out
+
+    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
+        tokens, few = rows * cols, (rows // self.ratio) * (cols // self.ratio)
+        cost = self.q.cost(widths, tokens) + self.kv.cost(widths, few) + self.proj.cost(widths, tokens)
+        if self.sr is not None and self.norm is not None:
+            cost += self.sr.cost(widths, few) + self.norm.cost(widths)
+        return cost + Cost(2 * tokens * few * width(self.inner, widths), 0)
+
+
+# Twins-SVT and the Twins-based spaces of ViTAS v2 (table 1, figure 6).
+#
+# Stages of a patch embedding and blocks. A patch embedding is a convolution whose stride is its kernel (4, later 2)
+# and a layer norm; its width is the stage's. Each block is of one *type*: ``"local"`` attends within windows,
+# ``"global"`` to sub-sampled tokens; both have a number of heads, an attention width (of q, of k and of v) and the
+# hidden width of the MLP.
+#
+# *Weights.* Table 1 lists Local and Global as parametric operations of a position beside the identity, each with an
+# attention and an MLP (Max_a, Max_m), and figure 3 draws operations as nodes of their own. So a supernet has, at each
+# position, a whole block for each type; ``weights={"type": "attention"}`` keeps only the attention private, and norms
+# and MLP are shared by the types. Head counts share all weights: they "evenly divide" the same features (appendix A.2).
+#
+# *Positions.* As in Twins-SVT, each stage has one conditional position encoding, a depthwise 3x3 convolution with a
+# skip, after its first block. It belongs to the stage, whichever block runs first. The paper does not say what becomes
+# of it in a stage of identities only; here it then follows the patch embedding, so that every network has positions and
+# every stage the same parts.
+
 
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
@@ -73,7 +166,8 @@ def rules(space: Space) -> Iterable[str]:
 
 
 class Embedding(nn.Module):
-    """What leads into a stage: patches as tokens, their norm; and the stage's position encoding, which the first block applies."""
+    """What leads into a stage: patches as tokens, their norm; and the stage's position encoding, which the first block
+    applies."""
 
     def __init__(self, inp: Axis, out: Axis, side: int):
         super().__init__()
@@ -172,7 +266,9 @@ class Twins(Pyramid):
 
     def _block(self, stage: int, position: int, entry: Embedding) -> TwinsBlock:
         space, embed = self.space, self.widths[stage]
-        inner, hidden = (Axis(n, space.widths(n, stage, position), space.unit(n, stage, position)) for n in ("attn", "mlp"))
+        inner, hidden = (
+            Axis(n, space.widths(n, stage, position), space.unit(n, stage, position)) for n in ("attn", "mlp")
+        )
         operations: dict[Any, Operation] = {}
         for name in types(space, stage, position):
             attn: LocalAttention | GlobalAttention
@@ -221,7 +317,9 @@ class Twins(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def enter_cost(
+        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
         return self.entry(stage).cost(widths, rows * cols)
 

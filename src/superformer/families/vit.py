@@ -1,9 +1,8 @@
 """The plain vision transformer: the spaces of ViTAS (v1 table 1, v2 table 2) and AutoFormer.
 
-Network-wide: the patch size, each with its own stem, and the width of the tokens. For each block: the number of heads, the attention width
-(of q, of k and of v) and the hidden width of the MLP. Optional: AutoFormer's relative positions and mean pooling; CaiT's class attention,
-as a second stage, with LayerScale (v1, appendix D).
-"""
+Network-wide: the patch size, each with its own stem, and the width of the tokens. For each block: the number of heads,
+the attention width (of q, of k and of v) and the hidden width of the MLP. Optional: AutoFormer's relative positions and
+mean pooling; CaiT's class attention, as a second stage, with LayerScale (v1, appendix D)."""
 
 from __future__ import annotations
 
@@ -14,18 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.attention import SHARED, Attention
-from superformer.elastic.axis import Axis, fixed
-from superformer.elastic.block import Block, Mlp
-from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.axis import Axis, Pass, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
-from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
-from superformer.families.base import Network, StageModule
-from superformer.families.rules import free_heads, in_patches, many_resolutions, undivided_heads, undivided_pictures
-from superformer.families.schema import Schema
+from superformer.elastic.transformer import SHARED, Attention, Block, Mlp
+from superformer.families.network import Network, StageModule
 from superformer.space import Space
 from superformer.space.arch import Arch
+from superformer.space.costs import NOTHING, Cost, Count
+from superformer.space.schema import (
+    Schema,
+    free_heads,
+    in_patches,
+    many_resolutions,
+    undivided_heads,
+    undivided_pictures,
+)
 
 OPTIONS: dict[str, Any] = {
     "rel_pos": None,  # reach of AutoFormer's relative positions
@@ -57,13 +60,15 @@ def rules(space: Space) -> Iterable[str]:
     yield from many_resolutions(space)
     yield from undivided_pictures(space.widths("resolution"), *space.widths("patch_size"))
     yield from undivided_heads(space)
-    if option("rel_pos") and any(len({a // h for a in widths for h in heads}) > 1 for _, _, widths, heads in free_heads(space)):
+    if option("rel_pos") and any(
+        len({a // h for a in widths for h in heads}) > 1 for _, _, widths, heads in free_heads(space)
+    ):
         yield "relative positions need heads of one width: write attn=times(head_width, of='heads')"
 
 
 class Stem(nn.Module):
-    """Patches as tokens: a strided convolution, a class token and a position for each token. All are private to a patch size, except that
-    the stems may share one class token (ViTAS v1, table 2, groups 0 to 2)."""
+    """Patches as tokens: a strided convolution, a class token and a position for each token. All are private to a patch
+    size, except that the stems may share one class token (ViTAS v1, table 2, groups 0 to 2)."""
 
     def __init__(self, pixels: Axis, width: Axis, patch: int, positions: int, cls_token: Table):
         super().__init__()
@@ -101,7 +106,9 @@ class Vit(Network):
         stems = {}
         for patch in space.widths("patch_size"):
             token = common if space.weights.get("cls_token") == "shared" else Table(1, width)
-            stems[patch] = Stem(fixed("pixels", self.in_chans), width, patch, (resolution // patch) ** 2 + (not late), token)
+            stems[patch] = Stem(
+                fixed("pixels", self.in_chans), width, patch, (resolution // patch) ** 2 + (not late), token
+            )
         self.stems = PerChoice("patch_size", stems)
         for i, stage in enumerate(space.stages):
             blocks = [self._block(i, p, late and i == 1) for p in range(stage.positions)]
@@ -174,7 +181,9 @@ class Vit(Network):
 
     # --- cost ---
 
-    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def enter_cost(
+        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
         if stage > 0:
             return NOTHING
         rows, cols = self.grid(values, *size)

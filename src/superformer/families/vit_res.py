@@ -1,10 +1,10 @@
-"""ViT-Res and the ViT-ResNAS spaces: a multi-stage vision transformer with residual spatial reduction (Liao, Karaman, Sze).
+"""ViT-Res and the ViT-ResNAS spaces: a multi-stage vision transformer with residual spatial reduction (Liao, Karaman,
+Sze).
 
-A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction (section 2.2,
-figure 3) halves the grid and widens the tokens. For each stage its width; for each block the number of heads (of a width fixed by the
-stage) and the hidden width. A second classifier on the patch tokens serves token labelling (section 2.4); it is used in training only, and
-a network has it only if it was asked for.
-"""
+A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction
+(section 2.2, figure 3) halves the grid and widens the tokens. For each stage its width; for each block the number of
+heads (of a width fixed by the stage) and the hidden width. A second classifier on the patch tokens serves token
+labelling (section 2.4); it is used in training only, and a network has it only if it was asked for."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.attention import Attention
-from superformer.elastic.axis import Axis, Selection, fixed
-from superformer.elastic.block import Block, Mlp
-from superformer.elastic.count import NOTHING, Cost, Count
+from superformer.elastic.axis import Axis, Pass, Selection, fixed
+from superformer.elastic.conv import BatchNorm2d
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
-from superformer.elastic.pass_ import Pass
 from superformer.elastic.positions import resized
-from superformer.elastic.synced import BatchNorm2d
-from superformer.elastic.windows import halved
+from superformer.elastic.transformer import Attention, Block, Mlp
 from superformer.errors import SuperformerError
-from superformer.families.base import StageModule
-from superformer.families.pyramid import Pyramid
-from superformer.families.rules import many_resolutions, undivided_heads, undivided_pictures
-from superformer.families.schema import Schema
+from superformer.families.network import Pyramid, StageModule
+from superformer.kernels.attention import halved
 from superformer.sharing import Sharing
 from superformer.space import Space
+from superformer.space.costs import NOTHING, Cost, Count
+from superformer.space.schema import Schema, many_resolutions, undivided_heads, undivided_pictures
 
 PATCH = 14
 """Pixels of a patch in a row: 2 (the stem's stride) times 7."""
@@ -88,10 +84,10 @@ class ConvStem(nn.Module):
 class SpatialReduction(nn.Module):
     """Residual spatial reduction (section 2.2, figure 3).
 
-    Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix for the class
-    token. Main branch: the patches average-pooled, the class token as it is, both widened with zero channels. The figure draws a layer
-    norm for the patches and one for the class token; the released networks, and so this one, share it.
-    """
+    Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix
+    for the class token. Main branch: the patches average-pooled, the class token as it is, both widened with zero
+    channels. The figure draws a layer norm for the patches and one for the class token; the released networks, and so
+    this one, share it."""
 
     def __init__(self, inp: Axis, out: Axis, positions: int, eps: float, residual: bool):
         super().__init__()
@@ -126,7 +122,12 @@ class SpatialReduction(nn.Module):
         return torch.cat(outs)
 
     def cost(self, widths: Mapping[Axis, Count], positions: Count) -> Cost:
-        return self.norm.cost(widths) + self.reduce.cost(widths, positions) + self.token.cost(widths, 1) + self.pos_embed.cost(widths)
+        return (
+            self.norm.cost(widths)
+            + self.reduce.cost(widths, positions)
+            + self.token.cost(widths, 1)
+            + self.pos_embed.cost(widths)
+        )
 
 
 def _leads(selection: Selection) -> bool:
@@ -150,7 +151,12 @@ class VitRes(Pyramid):
     training_only = ("patch_head.",)
 
     def __init__(
-        self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3, patch_head: bool = False
+        self,
+        space: Space,
+        num_classes: int = 1000,
+        sharing: Sharing | str = "ordinal",
+        in_chans: int = 3,
+        patch_head: bool = False,
     ):
         self.with_patch_head = patch_head
         super().__init__(space, num_classes, sharing, in_chans)
@@ -166,7 +172,9 @@ class VitRes(Pyramid):
             enter = None
             if i:
                 side = (side + 1) // 2
-                enter = SpatialReduction(self.widths[i - 1], self.widths[i], side * side, eps, bool(self.option("residual")))
+                enter = SpatialReduction(
+                    self.widths[i - 1], self.widths[i], side * side, eps, bool(self.option("residual"))
+                )
             self.stages.append(StageModule([self._block(i, p) for p in range(stage.positions)], enter))
         self.norm = LayerNorm(self.widths[-1], eps)
         self.head = self.new_head(self.num_classes)
@@ -220,7 +228,9 @@ class VitRes(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def enter_cost(
+        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
+    ) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
         reduction = self.stage(stage).enter
         if isinstance(reduction, SpatialReduction):

@@ -1,4 +1,5 @@
-"""The mapping of weights between a supernet and the stand-alone network of one of its architectures, in both directions."""
+"""The mapping of weights between a supernet and the stand-alone network of one of its architectures, in both
+directions."""
 
 from __future__ import annotations
 
@@ -9,13 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.attention import Attention
 from superformer.elastic.axis import View
-from superformer.elastic.gradients import Index
 from superformer.elastic.layers import Elastic, Optional, PerChoice
-from superformer.elastic.take import gather, scatter
+from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
-from superformer.families.base import Network
+from superformer.families.network import Network
+from superformer.kernels.slices import Index, gather, scatter
 from superformer.space import point
 from superformer.space.arch import Arch, Values
 
@@ -34,7 +34,8 @@ class Piece:
 
 
 Mapped = dict[str, list[Piece]]
-"""For each tensor of a stand-alone network the pieces of the supernet that make it, one after another along its first dimension."""
+"""For each tensor of a stand-alone network the pieces of the supernet that make it, one after another along its first
+dimension."""
 
 
 def pieces(net: Network, arch: Arch, side: str = "left") -> Mapped:
@@ -76,7 +77,8 @@ def _attention(attn: Attention, prefix: str, view: View, values: Values) -> Mapp
     """q, k and v, private or shared in the supernet, are one packed matrix in the stand-alone network."""
     layers = [layer for layer, _ in attn.parts(values.int("heads"))]
     out: Mapped = {
-        f"{prefix}qkv.{name}": [Piece(getattr(layer, name), layer.index(name, view)) for layer in layers] for name in ("weight", "bias")
+        f"{prefix}qkv.{name}": [Piece(getattr(layer, name), layer.index(name, view)) for layer in layers]
+        for name in ("weight", "bias")
     }
     for name, child in attn.named_children():
         if name not in ("qkv", "qk", "v"):
@@ -103,7 +105,11 @@ def extract(net: N, arch: Arch, side: str = "left", **settings: Any) -> N:
 
 
 def _read(parts: list[Piece]) -> Tensor:
-    return torch.cat([p.read() for p in parts]) if len(parts) > 1 else parts[0].read().clone(memory_format=torch.contiguous_format)
+    return (
+        torch.cat([p.read() for p in parts])
+        if len(parts) > 1
+        else parts[0].read().clone(memory_format=torch.contiguous_format)
+    )
 
 
 def absorb(net: Network, arch: Arch, state: Mapping[str, Tensor], side: str = "left") -> None:
@@ -112,7 +118,9 @@ def absorb(net: Network, arch: Arch, state: Mapping[str, Tensor], side: str = "l
     unknown = sorted(set(state) - set(mapped))
     missing = sorted(set(mapped) - set(state) - {k for k in mapped if k.startswith(net.training_only)})
     if unknown or missing:
-        raise SuperformerError(f"these weights are not those of {arch.key}: unknown {unknown[:3]}, missing {missing[:3]}")
+        raise SuperformerError(
+            f"these weights are not those of {arch.key}: unknown {unknown[:3]}, missing {missing[:3]}"
+        )
     for name, tensor in state.items():
         sizes = [p.read().shape for p in mapped[name]]
         expected = (sum(s[0] for s in sizes), *sizes[0][1:]) if tensor.ndim else ()

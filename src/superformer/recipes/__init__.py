@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from superformer.errors import SuperformerError, nearest
-from superformer.part import Part, word
 from superformer.recipes.settings import Recipe
+from superformer.settings import Part, word
 from superformer.space import Space
 from superformer.spaces import space as published_space
 

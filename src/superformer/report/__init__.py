@@ -1,8 +1,7 @@
 """The report of a run: one HTML file that needs nothing else.
 
-`inputs` and `points` read the run's files; `found`, `training`, `evolution`, `deployed` and `repeat` make the sections; `charts` describes
-charts, which the scripts draw; `page` puts everything together.
-"""
+`inputs` and `points` read the run's files; `found`, `training`, `evolution`, `deployed` and `repeat` make the sections;
+`charts` describes charts, which the scripts draw; `page` puts everything together."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from superformer import files
+from superformer.progress import teller
 from superformer.report.inputs import read
 from superformer.report.page import rendered
-from superformer.telling import teller
 
 NAME = "report.html"
 

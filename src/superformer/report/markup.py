@@ -1,11 +1,17 @@
-"""Pieces of HTML text. Whatever is not marked as `Markup` is text, and is escaped: names of classes, paths and words come from files."""
+"""Pieces of HTML text. Whatever is not marked as `Markup` is text, and is escaped: names of classes, paths and words
+come from files."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from superformer.svg import FORBIDDEN
+import numpy as np
+
+from superformer.draw.svg import FORBIDDEN
 
 VOID = ("br", "input")
 
@@ -27,7 +33,8 @@ def text(part: object) -> Markup:
 
 
 def tag(name: str, *parts: object, **attributes: object) -> Markup:
-    """One element. An attribute's name may end in _ and has _ for -; True is an attribute without a value, None and False leave it out."""
+    """One element. An attribute's name may end in _ and has _ for -; True is an attribute without a value, None and
+    False leave it out."""
     words = []
     for key, value in attributes.items():
         if value is not None and value is not False:
@@ -46,13 +53,19 @@ def paragraph(*parts: object, class_: str | None = None) -> Markup:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str, words: int = 1) -> Markup:
-    """A table whose first ``words`` columns are words (left), the others numbers (right). On a phone each row becomes a small list."""
+    """A table whose first ``words`` columns are words (left), the others numbers (right). On a phone each row becomes a
+    small list."""
 
     def cell(k: int, value: object) -> Markup:
         kind = "word" if k < words else "number"
-        return tag("th" if k == 0 else "td", value, class_=kind, scope="row" if k == 0 else None, data_column=columns[k])
+        return tag(
+            "th" if k == 0 else "td", value, class_=kind, scope="row" if k == 0 else None, data_column=columns[k]
+        )
 
-    head = tag("tr", *(tag("th", name, scope="col", class_="word" if k < words else "number") for k, name in enumerate(columns)))
+    head = tag(
+        "tr",
+        *(tag("th", name, scope="col", class_="word" if k < words else "number") for k, name in enumerate(columns)),
+    )
     body = [tag("tr", *(cell(k, value) for k, value in enumerate(row))) for row in rows]
     return tag("div", tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body)), class_="table")
 
@@ -65,3 +78,152 @@ def pairs(rows: Sequence[tuple[object, object]]) -> Markup:
 def command(words: str) -> Markup:
     """Something to type."""
     return tag("pre", tag("code", words), class_="command", tabindex="0")
+
+
+# Charts as plain values, which page.js draws: plots (lines, steps and dots), bars and heat maps.
+#
+# Numbers are rounded and long series thinned, so that a page of any run stays small. Missing numbers (NaN, infinity)
+# are None.
+
+
+MOST = 600
+"""Points of a line."""
+
+
+def clean(value: object, digits: int = 6) -> float | int | None:
+    """A number in as many digits as a chart needs; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        return None
+    short = float(f"{float(value):.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def cleaned(values: Iterable[object], digits: int = 6) -> list[float | int | None]:
+    return [clean(v, digits) for v in values]
+
+
+def axis(
+    title: str,
+    quantity: str = "number",
+    low: float | None = None,
+    high: float | None = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """``quantity``: number, whole, percent, amount (k, M, G), seconds or bytes. ``low`` and ``high`` are values that
+    must be seen; ``names`` stand for the numbers 0, 1, ..."""
+    return {"title": title, "quantity": quantity, "low": low, "high": high, "names": names}
+
+
+def series(
+    name: str, x: Sequence[object], y: Sequence[object], style: str = "line", colour: int = 0, dash: int = 0
+) -> dict[str, Any]:
+    """``style``: line, step, dots, specks (many small dots) or both (a line with dots). ``colour`` counts, ``dash``
+    too."""
+    if style in ("line", "step"):
+        x, y = thinned(x, y)
+    return {"name": name, "x": cleaned(x), "y": cleaned(y), "style": style, "colour": colour, "dash": dash}
+
+
+def thinned(x: Sequence[object], y: Sequence[object], most: int = MOST) -> tuple[Sequence[object], Sequence[object]]:
+    """A long line by the means of its neighbours."""
+    if len(x) <= most:
+        return x, y
+    groups = np.array_split(np.arange(len(x)), most)
+    columns = [
+        np.asarray([math.nan if (c := clean(v)) is None else c for v in values], dtype=np.float64) for values in (x, y)
+    ]
+    means = [
+        [float(known.mean()) if (known := values[g][np.isfinite(values[g])]).size else math.nan for g in groups]
+        for values in columns
+    ]
+    return means[0], means[1]
+
+
+def plot(label: str, x: Mapping[str, Any], y: Mapping[str, Any], lines: Sequence[dict[str, Any]], **more: Any) -> Chart:
+    """``label`` says in words what is to be seen. ``more``: small; diagonal (a line of equal values) with a band
+    (relative) around it and a limit (of both axes); marks (vertical lines with words); together (one tooltip for all
+    lines); ticks (of x) and heights (of y)."""
+    return {"kind": "plot", "label": label, "x": dict(x), "y": dict(y), "series": list(lines), **more}
+
+
+def bars(label: str, x: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Rows have a name, a value, perhaps a group, a colour, and ``to``: where a whisker ends."""
+    return {
+        "kind": "bars",
+        "label": label,
+        "x": dict(x),
+        "rows": [{**r, "value": clean(r["value"]), "to": clean(r.get("to"))} for r in rows],
+    }
+
+
+def heat(
+    label: str,
+    x: str,
+    columns: Sequence[object],
+    rows: Sequence[str],
+    values: Sequence[Sequence[object]],
+    what: str,
+    low: float,
+) -> Chart:
+    """A map of values from ``low`` (-1 or 0) to 1; ``values`` has a row for each of ``rows``."""
+    return {
+        "kind": "heat", "label": label, "x": x, "columns": cleaned(columns), "rows": list(rows),
+        "values": [cleaned(row, 3) for row in values], "what": what, "low": low,
+    }  # fmt: skip
+
+
+def distribution(errors: Sequence[float], most: int = 300) -> tuple[list[float], list[float]]:
+    """The empirical distribution function of errors: how large a share (in percent) is not above each."""
+    ordered = np.sort(np.asarray(errors, dtype=np.float64))
+    ordered = ordered[np.isfinite(ordered)]
+    if not len(ordered):
+        return [], []
+    share = 100 * np.arange(1, len(ordered) + 1) / len(ordered)
+    if len(ordered) > most:
+        kept = np.unique(np.linspace(0, len(ordered) - 1, most).round().astype(int))
+        ordered, share = ordered[kept], share[kept]
+    return [float(ordered[0]), *ordered.tolist()], [0.0, *share.tolist()]
+
+
+# A part of the page: a heading, its content, and the charts that its content has places for.
+
+
+Chart = dict[str, Any]
+"""What page.js needs to draw a chart (see `superformer.report.page`)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    body: Markup
+    charts: Mapping[str, Chart] = field(default_factory=dict)
+
+    def markup(self) -> Markup:
+        return tag(
+            "section",
+            tag("h2", self.title, id=f"{self.id}-title"),
+            self.body,
+            id=self.id,
+            aria_labelledby=f"{self.id}-title",
+        )
+
+
+def place(chart: str, caption: object, note: object = None, class_: str = "") -> Markup:
+    """Where a chart is drawn."""
+    return tag(
+        "figure",
+        tag("figcaption", caption),
+        tag("div", class_="canvas", data_chart=chart),
+        tag("p", note, class_="note") if note else None,
+        class_=f"chart {class_}".strip(),
+    )
+
+
+def grid(*figures: Markup, class_: str = "two") -> Markup:
+    return tag("div", *figures, class_=f"grid {class_}")
+
+
+def several(*parts: object) -> Markup:
+    """Parts of a body, those that are there."""
+    return joined([text(p) for p in parts if p], "\n")

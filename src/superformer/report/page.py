@@ -9,14 +9,17 @@ import re
 from importlib import resources
 from typing import Any
 
-from superformer.report import analysed, deployed, evolution, found, repeat, training
-from superformer.report.inputs import Inputs
-from superformer.report.markup import Markup, joined, tag, text
-from superformer.report.points import points
-from superformer.report.section import Section
-from superformer.sketch import SQUARES, WIDTHS
-from superformer.svg import DARK, LIGHT
-from superformer.telling import Tell
+from superformer.draw.sketch import SQUARES, WIDTHS
+from superformer.draw.svg import DARK, LIGHT
+from superformer.progress import Tell
+from superformer.report import deployment as analysed
+from superformer.report import deployment as deployed
+from superformer.report import reproduction as repeat
+from superformer.report import search as found
+from superformer.report import training
+from superformer.report import training as evolution
+from superformer.report.inputs import Inputs, points
+from superformer.report.markup import Markup, Section, joined, tag, text
 
 SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
 
@@ -34,10 +37,25 @@ def rendered(inputs: Inputs, tell: Tell = lambda words: None) -> str:
             tell("drawing networks of the front")
         section, chosen = found.front(inputs, known)
         sections.append(section)
-    sections += [deployed.comparison(inputs), deployed.retrained(inputs), deployed.latency(inputs), deployed.bench(inputs)]
+    sections += [
+        deployed.comparison(inputs),
+        deployed.retrained(inputs),
+        deployed.latency(inputs),
+        deployed.bench(inputs),
+    ]
     sections.append(found.progress(inputs, known) if known is not None else None)
-    sections += [evolution.evolution(inputs), evolution.distributions(inputs), training.health(inputs), training.conflicts(inputs)]
-    sections += [analysed.correlations(inputs), analysed.weights(inputs), analysed.seeds(inputs), analysed.attention(inputs)]
+    sections += [
+        evolution.evolution(inputs),
+        evolution.distributions(inputs),
+        training.health(inputs),
+        training.conflicts(inputs),
+    ]
+    sections += [
+        analysed.correlations(inputs),
+        analysed.weights(inputs),
+        analysed.seeds(inputs),
+        analysed.attention(inputs),
+    ]
     sections += [repeat.searched(inputs), repeat.repeat(inputs), to_do if inputs.front else None]
     there = [s for s in sections if s is not None]
     charts = {name: chart for s in there for name, chart in s.charts.items()}
@@ -85,9 +103,7 @@ def _script() -> str:
 def _policy(script: str) -> str:
     """What the page may do: run its own script and show itself. Nothing is loaded, nothing is sent."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _json(data: dict[str, Any]) -> str:

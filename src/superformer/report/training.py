@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from superformer.report.charts import axis, heat, plot, series
-from superformer.report.inputs import Inputs, Row
-from superformer.report.markup import paragraph
-from superformer.report.section import Section, grid, place, several
-from superformer.report.words import counted, number, percent
+from superformer.report.inputs import Inputs, Row, counted, history, number, percent
+from superformer.report.markup import (
+    Chart,
+    Markup,
+    Section,
+    axis,
+    distribution,
+    grid,
+    heat,
+    paragraph,
+    place,
+    plot,
+    series,
+    several,
+    table,
+    tag,
+)
+from superformer.runs.folder import Run
 
 COLUMNS, ROWS = 60, 48
 """Of a heat map."""
@@ -41,7 +55,9 @@ def health(inputs: Inputs) -> Section | None:
         if have:
             x, y = [line["step"] * epochs for line in have], [line[name] for line in have]
             label = f"{title} from {y[0]:.3g} at the first to {y[-1]:.3g} at the last of {len(y)} points."
-            charts[name] = plot(label, axis(unit), axis(title.lower(), low=0), [series(title.lower(), x, y)], together=True)
+            charts[name] = plot(
+                label, axis(unit), axis(title.lower(), low=0), [series(title.lower(), x, y)], together=True
+            )
             figures.append(place(name, title))
     skipped = len(inputs.of("skipped"))
     speed = [v for line in steps if (v := number(line.get("images_per_second"))) is not None]
@@ -93,14 +109,23 @@ def conflicts(inputs: Inputs) -> Section | None:
             "Cosine of the whole gradients over training.",
             axis(unit), axis("cosine", low=0), [series("cosine", x, cosine, "line", 0)], together=True,
         )  # fmt: skip
-        figures += [place("conflict-ratio", "Layers whose gradients conflict"), place("conflict-cosine", "Cosine of the whole gradients")]
+        figures += [
+            place("conflict-ratio", "Layers whose gradients conflict"),
+            place("conflict-cosine", "Cosine of the whole gradients"),
+        ]
         if any(line.get("layers") for line in lines):
             charts["conflict-layers"] = _map(lines, x, unit)
-            note = "Blue: the gradients agree. Orange: they point apart. A stroke: the layer did not run in these steps."
+            note = (
+                "Blue: the gradients agree. Orange: they point apart. A stroke: the layer did not run in these steps."
+            )
             figures.append(place("conflict-layers", "Cosine of each layer's gradients", note, "wide"))
     if told_by:
         charts["conflict-epochs"] = _table_4(told_by)
-        figures.append(place("conflict-epochs", "Share of steps in which a layer's gradients conflict, epoch by epoch", class_="wide"))
+        figures.append(
+            place(
+                "conflict-epochs", "Share of steps in which a layer's gradients conflict, epoch by epoch", class_="wide"
+            )
+        )
     return Section("conflicts", "Gradient conflicts", several(paragraph(told), grid(*figures)), charts)
 
 
@@ -111,7 +136,11 @@ def _map(lines: Sequence[Row], x: Sequence[float], unit: str) -> dict[str, objec
     for name in names:
         found = [[v for k in g if (v := number(lines[k].get("layers", {}).get(name))) is not None] for g in groups]
         values.append([float(np.mean(f)) if f else None for f in found])
-    low = [(float(np.mean(known)), name) for name, row in zip(names, values, strict=True) if (known := [v for v in row if v is not None])]
+    low = [
+        (float(np.mean(known)), name)
+        for name, row in zip(names, values, strict=True)
+        if (known := [v for v in row if v is not None])
+    ]
     label = f"Cosine of the gradients of {len(names)} layers over training; lowest on average: {min(low)[1]} with {min(low)[0]:.2f}."
     return heat(label, unit, [x[g[0]] for g in groups], names, values, "cosine", -1)
 
@@ -125,7 +154,15 @@ def _table_4(rows: Sequence[Row]) -> dict[str, object]:
     for name in names:
         found = [[v for k in g if (v := known.get((name, epochs[k]))) is not None] for g in groups]
         values.append([float(np.mean(f)) if f else None for f in found])
-    return heat(f"Share of conflicting steps of {len(names)} layers.", "epochs", [epochs[g[0]] for g in groups], names, values, "share", 0)
+    return heat(
+        f"Share of conflicting steps of {len(names)} layers.",
+        "epochs",
+        [epochs[g[0]] for g in groups],
+        names,
+        values,
+        "share",
+        0,
+    )
 
 
 def _order(name: str) -> tuple[object, ...]:
@@ -136,3 +173,178 @@ def _order(name: str) -> tuple[object, ...]:
         1 if name == "head" else 2 if name == "all" else 0,
         *(("", int(part)) if part.isdigit() else (part.replace("enter", " enter"), 0) for part in name.split(".")),
     )
+
+
+# How the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6).
+
+
+def evolution(inputs: Inputs) -> Section | None:
+    """Every dimension's choices at every step, with the errors and the fitted slope that moved them."""
+    spaces = inputs.evolution
+    if not spaces:
+        return None
+    charts: dict[str, Chart] = {"et": _quality(spaces)}
+    labels = list(dict.fromkeys(str(t["label"]) for s in spaces for t in s["trends"]))
+    moving = []
+    for k, label in enumerate(labels):
+        charts[f"moves-{k}"] = _choices(label, spaces)
+        moving.append(place(f"moves-{k}", label))
+    told = (
+        "The space was improved before it was searched (S3, algorithm 1): of every dimension and value, the E-T error of the networks that "
+        "have it was measured (the mean of the expected error and of that of the best), and each list of values moved against the slope."
+    )
+    if len(spaces) <= inputs.recipe.evolve.rounds:
+        told += f" It has not ended yet: {len(spaces)} of {inputs.recipe.evolve.rounds + 1} spaces were measured."
+    listed = tag("details", tag("summary", "The same as a table"), _table(labels, spaces))
+    steps = [tag("h3", "Choices of every dimension, space by space"), grid(*moving, class_="small"), listed]
+    for t, space in enumerate(spaces):
+        steps.append(_measured(t, space, charts, last=t == inputs.recipe.evolve.rounds))
+    body = several(paragraph(told), place("et", "Errors of networks of each space"), *steps)
+    return Section("evolution", "How the space evolved", body, charts)
+
+
+def _quality(spaces: Sequence[Row]) -> Chart:
+    x = list(range(len(spaces)))
+    names = (
+        ("expected", "expected (random networks)", 0),
+        ("et_error", "E-T error", 1),
+        ("best", "best network drawn", 2),
+    )
+    lines = [series(title, x, [s.get(name) for s in spaces], "both", colour) for name, title, colour in names]
+    ends = (
+        f"from {spaces[0]['et_error']:.2f} to {spaces[-1]['et_error']:.2f} %"
+        if len(spaces) > 1
+        else f"{spaces[0]['et_error']:.2f} %"
+    )
+    return plot(
+        f"E-T error of {len(spaces)} spaces: {ends}.",
+        axis("space", "whole"),
+        axis("error", "percent", 0),
+        lines,
+        ticks=x,
+        together=True,
+    )
+
+
+def _values(space: Row, label: str) -> list[float]:
+    return next((list(t["dimension"]["values"]) for t in space["trends"] if t["label"] == label), [])
+
+
+def _choices(label: str, spaces: Sequence[Row]) -> Chart:
+    """Figure 2: the values of a dimension in each space."""
+    values = [_values(space, label) for space in spaces]
+    told = "; ".join(f"space {t}: {_listed(own)}" for t, own in enumerate(values))
+    lines = [series(f"space {t}", [t] * len(own), own, "range", 0) for t, own in enumerate(values)]
+    marks = sorted({v for own in values for v in own})
+    return plot(
+        f"{label}: {told}",
+        axis("space", "whole"),
+        axis(""),
+        lines,
+        ticks=list(range(len(spaces))),
+        small=True,
+        heights=_few(marks),
+    )
+
+
+def _few(values: Sequence[float], most: int = 5) -> list[float]:
+    """Some of many ticks, the ends among them."""
+    return [values[k] for k in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))] if values else []
+
+
+def _table(labels: Sequence[str], spaces: Sequence[Row]) -> Markup:
+    columns = ["dimension", *(f"space {t}" for t in range(len(spaces)))]
+    rows = [[label, *(_listed(_values(space, label)) or "\u2013" for space in spaces)] for label in labels]
+    return table(columns, rows, "The same as a table")
+
+
+def _measured(t: int, space: Row, charts: dict[str, Chart], last: bool) -> Markup:
+    """Figure 3: of each dimension the E-T errors of its values and the line through them (eq. 7), all on one scale."""
+    errors = [e for own in space["trends"] for e in own["errors"] if number(e) is not None]
+    if not errors:
+        return Markup("")
+    ends = (min(errors), max(errors))
+    figures = []
+    for k, own in enumerate(space["trends"]):
+        values, label = [float(v) for v in own["dimension"]["values"]], str(own["label"])
+        slope, intercept = np.polyfit(values, own["errors"], 1) if len(values) > 1 else (0.0, own["errors"][0])
+        lines = [
+            series(
+                "fitted", [values[0], values[-1]], [intercept + slope * v for v in (values[0], values[-1])], "line", 1
+            ),
+            series("E-T error", values, own["errors"], "dots", 0),
+        ]
+        says = f"slope {own['slope']:+.2f} % a step".replace("-", "\u2212")
+        goes = "stays" if list(own["after"]) == values else f"moves to {_listed(own['after'])}"
+        measured = ", ".join(f"{e:.2f} % at {v:g}" for v, e in zip(values, own["errors"], strict=True))
+        charts[f"trend-{t}-{k}"] = plot(
+            f"{label}: E-T error {measured}; {says}",
+            axis(""),
+            axis("", "percent", *ends),
+            lines,
+            small=True,
+            ticks=_few(values, 4),
+        )
+        figures.append(place(f"trend-{t}-{k}", label, several(says, None if last else tag("span", goes))))
+    title = f"Space {t}: E-T error {space['et_error']:.2f} %" + (" (the last one)" if last else "")
+    note = paragraph(
+        "E-T error (%) against each dimension's values, and the fitted line; all charts of a space have one scale.",
+        class_="note",
+    )
+    return several(tag("h3", title), note, grid(*figures, class_="small"))
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:g}" for v in values)
+
+
+# --- how errors spread ---
+
+
+def distributions(inputs: Inputs) -> Section | None:
+    """The empirical distribution function of the errors of each space's networks."""
+    spread = [
+        (str(row.get("name")), row.get("errors") or [])
+        for row in inputs.analysis.get("distributions") or []
+        if isinstance(row, dict)
+    ]
+    told = "How large a share of a space's networks has an error up to so much (S3, figure 6): the further left and up, the better the space."
+    if not spread:
+        spread = _from_histories(inputs)
+        told += " Counted over all networks that were drawn to measure the spaces."
+    found = [(name, [v for e in errors if (v := number(e)) is not None]) for name, errors in spread]
+    found = [(name, errors) for name, errors in found if errors]
+    if not found:
+        return None
+    lines = [
+        series(f"{name} ({len(errors):,})", *distribution(errors), "step", k % 4, k // 4)
+        for k, (name, errors) in enumerate(found)
+    ]
+    middles = ", ".join(f"{name} {np.median(errors):.1f} %" for name, errors in found)
+    chart = plot(
+        f"Distribution of errors; medians: {middles}.",
+        axis("error", "percent"),
+        axis("networks with at most this error", "percent", 0, 100),
+        lines,
+    )
+    return Section(
+        "distributions",
+        "How errors spread",
+        several(paragraph(told), place("distributions", "Error distribution functions")),
+        {"distributions": chart},
+    )
+
+
+def _from_histories(inputs: Inputs) -> list[tuple[str, list[Any]]]:
+    """What evolving the space evaluated, space by space."""
+    if not inputs.evolution:
+        return []
+    folders = [
+        folder for t in range(inputs.recipe.evolve.rounds) if (folder := inputs.run.folder / "spaces" / str(t)).exists()
+    ]
+    folders.append(inputs.run.folder)
+    out: list[tuple[str, list[Any]]] = []
+    for t, folder in enumerate(folders):
+        drawn = [r for r in history(Run(folder)) if r.kind == "space" and "accuracy" in r.values]
+        out.append((f"space {t}", [100 * (1 - r.values["accuracy"]) for r in drawn]))
+    return out

@@ -1,9 +1,9 @@
 """The history of evaluations: ``history.db`` of a run, an SQLite database.
 
-What was evaluated is never evaluated again: not after a crash, and not in another search with other limits. An evaluation belongs to an
-architecture, the weights of the supernet and the pictures it was evaluated on; the last two are told by their fingerprints when a history
-is opened, and nothing of other weights or other pictures is ever given back. What `History.put` was told is on the disk when it returns.
-"""
+What was evaluated is never evaluated again: not after a crash, and not in another search with other limits. An
+evaluation belongs to an architecture, the weights of the supernet and the pictures it was evaluated on; the last two
+are told by their fingerprints when a history is opened, and nothing of other weights or other pictures is ever given
+back. What `History.put` was told is on the disk when it returns."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ class HistoryError(SuperformerError):
 class Evaluation:
     """What an architecture reached.
 
-    ``values``: accuracy, macs, params, latency and the like. ``seconds``: what it took. ``kind``: how the architecture came about (random,
-    mutation, crossover, ...).
-    """
+    ``values``: accuracy, macs, params, latency and the like. ``seconds``: what it took. ``kind``: how the architecture
+    came about (random, mutation, crossover, ...)."""
 
     key: str
     arch_json: str
@@ -86,8 +85,8 @@ class Search:
 class History:
     """The evaluations of one supernet (``weights``) on one part of the data (``split``).
 
-    One process writes; any number may read meanwhile. ``readonly`` opens a history that is there already and never changes it.
-    """
+    One process writes; any number may read meanwhile. ``readonly`` opens a history that is there already and never
+    changes it."""
 
     def __init__(self, path: str | Path, weights: str, split: str, *, readonly: bool = False):
         self.path, self.readonly = Path(path), readonly
@@ -105,7 +104,8 @@ class History:
 
     @classmethod
     def latest(cls, path: str | Path, weights: str) -> Self | None:
-        """To read: of these weights, on the pictures that they were searched with last; None if the file knows nothing of them."""
+        """To read: of these weights, on the pictures that they were searched with last; None if the file knows nothing
+        of them."""
         query = """SELECT split FROM subjects LEFT JOIN searches ON searches.subject = subjects.id WHERE weights = ?
                    ORDER BY COALESCE(searches.time, 0) DESC, subjects.id DESC LIMIT 1"""
         with closing(_reader(Path(path))) as db, _told(Path(path)):
@@ -114,7 +114,9 @@ class History:
 
     def _find_subject(self, weights: str, split: str) -> int | None:
         with _told(self.path):
-            row = self._db.execute("SELECT id FROM subjects WHERE weights = ? AND split = ?", (weights, split)).fetchone()
+            row = self._db.execute(
+                "SELECT id FROM subjects WHERE weights = ? AND split = ?", (weights, split)
+            ).fetchone()
         if row is not None or self.readonly:
             return None if row is None else int(row[0])
         with self._change():
@@ -164,17 +166,26 @@ class History:
         methods = {search.id: str(search.settings.get("method", "")) for search in self.searches()}
         with _told(self.path):
             rows = self._db.execute(query, (self._subject,)).fetchall()
-        return [Record(r[0], r[1], self._numbers(r[2]), r[3], r[4], r[5], methods.get(r[5], ""), r[6], r[7]) for r in rows]
+        return [
+            Record(r[0], r[1], self._numbers(r[2]), r[3], r[4], r[5], methods.get(r[5], ""), r[6], r[7]) for r in rows
+        ]
 
     def searches(self) -> list[Search]:
         """The searches in this history, first to last."""
         with _told(self.path):
-            rows = self._db.execute("SELECT id, settings, time FROM searches WHERE subject = ? ORDER BY id", (self._subject,)).fetchall()
+            rows = self._db.execute(
+                "SELECT id, settings, time FROM searches WHERE subject = ? ORDER BY id", (self._subject,)
+            ).fetchall()
         return [Search(number, self._object(settings), begun) for number, settings, begun in rows]
 
     def _has(self, search: int) -> bool:
         with _told(self.path):
-            return self._db.execute("SELECT 1 FROM searches WHERE subject = ? AND id = ?", (self._subject, search)).fetchone() is not None
+            return (
+                self._db.execute(
+                    "SELECT 1 FROM searches WHERE subject = ? AND id = ?", (self._subject, search)
+                ).fetchone()
+                is not None
+            )
 
     def __len__(self) -> int:
         return self._count("subject = ?")
@@ -186,12 +197,15 @@ class History:
 
     def _count(self, which: str) -> int:
         with _told(self.path):
-            return int(self._db.execute(f"SELECT COUNT(*) FROM evaluations WHERE {which}", (self._subject,)).fetchone()[0])
+            return int(
+                self._db.execute(f"SELECT COUNT(*) FROM evaluations WHERE {which}", (self._subject,)).fetchone()[0]
+            )
 
     # --- writing ---
 
     def begin_search(self, settings_json: str) -> int:
-        """Note a search and its settings (a JSON object; its ``method`` is shown beside the evaluations). The number is for `put`."""
+        """Note a search and its settings (a JSON object; its ``method`` is shown beside the evaluations). The number is
+        for `put`."""
         try:
             settings = json.loads(settings_json)
         except ValueError as error:
@@ -207,14 +221,16 @@ class History:
     def put(self, rows: Sequence[Evaluation], search: int | None = None, round: int = 0) -> None:
         """Keep evaluations, all or none; they are on the disk when this returns.
 
-        Of an architecture that is there already new values are added, and old ones stay as they are: searches have used them.
-        """
+        Of an architecture that is there already new values are added, and old ones stay as they are: searches have used
+        them."""
         for row in rows:
             _check(row)
         if not rows:
             return
         if search is not None and not self._has(search):
-            raise HistoryError(f"there is no search {search} of these weights and data in {self.path}: begin_search() gives the number")
+            raise HistoryError(
+                f"there is no search {search} of these weights and data in {self.path}: begin_search() gives the number"
+            )
         insert = """INSERT INTO evaluations (subject, key, arch, "values", seconds, kind, search, round, time)
                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
         with self._change():
@@ -224,7 +240,17 @@ class History:
                 values = {name: float(value) for name, value in row.values.items()}
                 if old is None:
                     text = _text(values)
-                    whole = (self._subject, row.key, row.arch_json, text, float(row.seconds), row.kind, search, int(round), now)
+                    whole = (
+                        self._subject,
+                        row.key,
+                        row.arch_json,
+                        text,
+                        float(row.seconds),
+                        row.kind,
+                        search,
+                        int(round),
+                        now,
+                    )
                     self._db.execute(insert, whole)
                 elif (text := _text({**values, **self._numbers(old[1])})) != old[1]:
                     self._db.execute('UPDATE evaluations SET "values" = ? WHERE id = ?', (text, old[0]))
@@ -254,7 +280,9 @@ def _check(row: Evaluation) -> None:
         raise HistoryError(f"an evaluation needs a key and at least one value, not {row.key!r} and {dict(row.values)}")
     for name, value in {**row.values, "seconds": row.seconds}.items():
         if not math.isfinite(value):
-            raise HistoryError(f"{name} of {row.key} is {value}: only finite numbers are kept. Was the supernet trained without NaN?")
+            raise HistoryError(
+                f"{name} of {row.key} is {value}: only finite numbers are kept. Was the supernet trained without NaN?"
+            )
 
 
 # --- the file ---
@@ -263,7 +291,9 @@ def _check(row: Evaluation) -> None:
 def _create(path: Path) -> None:
     log = _log(path)
     if log is not None:
-        raise HistoryError(f"{path} is gone, and its log {log.name} is still there: put {path.name} back, or move the log away too")
+        raise HistoryError(
+            f"{path} is gone, and its log {log.name} is still there: put {path.name} back, or move the log away too"
+        )
     db = sqlite3.connect(":memory:")
     try:
         db.executescript(SCHEMA)
@@ -315,7 +345,8 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _writer(path: Path, reader: sqlite3.Connection) -> sqlite3.Connection:
-    """The connection for writing. A commit appends to a log and flushes it (``FULL``): one flush, and readers need not wait."""
+    """The connection for writing. A commit appends to a log and flushes it (``FULL``): one flush, and readers need not
+    wait."""
     with _told(path):
         reader.close()
         db = _connect(path, "mode=rw")
@@ -349,13 +380,17 @@ def _told(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise StoppedError(f"another process is writing to {path}: wait until it ends, and run the same command again") from error
+            raise StoppedError(
+                f"another process is writing to {path}: wait until it ends, and run the same command again"
+            ) from error
         if code == sqlite3.SQLITE_FULL:
             raise StoppedError(
                 f"the disk is full: {path} could not be written. What it held is safe: free some space and run the same command again"
             ) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise HistoryError(f"{path} cannot be opened ({error}): look at the permissions of the file and of its folder") from error
+            raise HistoryError(
+                f"{path} cannot be opened ({error}): look at the permissions of the file and of its folder"
+            ) from error
         if code == sqlite3.SQLITE_IOERR:
             raise StoppedError(f"{path} could not be read or written: {error}") from error
         raise _corrupt(path, error) from error

@@ -1,13 +1,15 @@
-"""NASViT's search (algorithm 2, appendix C.1): a random forest learns the accuracy, evolution searches the Pareto front of its predictions.
+"""NASViT's search (algorithm 2, appendix C.1): a random forest learns the accuracy, evolution searches the Pareto front
+of its predictions.
 
-1,024 random architectures are evaluated; half train the forest, half tell how well it ranks. Then 40 times the best 128 have 128 mutants
-and 128 crossovers, some 10,000 candidates in all, whose accuracy is predicted. The predicted front is evaluated for real.
+1,024 random architectures are evaluated; half train the forest, half tell how well it ranks. Then 40 times the best 128
+have 128 mutants and 128 crossovers, some 10,000 candidates in all, whose accuracy is predicted. The predicted front is
+evaluated for real.
 
-NASViT released no search; where the paper is silent: best of several objectives is by front and then by crowding (NSGA-II's order);
-parents are the best on predictions, those that were measured included, so that all are compared on one scale; parameters are varied
-one by one with the released ``mutate_and_reset``'s probability 0.1; after the front, the next best are evaluated up to a given number.
-Objectives that are costs are computed, any other one has a forest of its own.
-"""
+NASViT released no search; where the paper is silent: best of several objectives is by front and then by crowding
+(NSGA-II's order); parents are the best on predictions, those that were measured included, so that all are compared on
+one scale; parameters are varied one by one with the released ``mutate_and_reset``'s probability 0.1; after the front,
+the next best are evaluated up to a given number. Objectives that are costs are computed, any other one has a forest of
+its own."""
 
 from __future__ import annotations
 
@@ -16,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.search import pareto
-from superformer.search import settings as s
+from superformer.recipes import settings as s
+from superformer.search import problem as pareto
 from superformer.search.evolution import pairs
-from superformer.search.method import Proposer
+from superformer.search.methods import Proposer
 from superformer.search.problem import Floats, Problem, alive
 from superformer.space import Genes, Space
-from superformer.space.genes import Columns
-from superformer.space.variation import cross, mutate
+from superformer.space.genes import Columns, cross, mutate
 
 IDLE = -1.0
 """The feature of a gene whose block does not run."""
@@ -74,15 +75,20 @@ class Predictor(Proposer):
 
     def _children(self, parents: Genes, seen: Genes, rng: np.random.Generator) -> Genes:
         own = self.settings
-        mutants = self.gather(own.mutants, lambda n: mutate(self.space, parents[rng.integers(len(parents), size=n)], rng, p=own.p), seen)
+        mutants = self.gather(
+            own.mutants, lambda n: mutate(self.space, parents[rng.integers(len(parents), size=n)], rng, p=own.p), seen
+        )
         if len(parents) < 2:
             return mutants
         seen = np.concatenate([seen, mutants])
-        return np.concatenate([mutants, self.gather(own.crossovers, lambda n: cross(self.space, *pairs(parents, n, rng), rng), seen)])
+        return np.concatenate(
+            [mutants, self.gather(own.crossovers, lambda n: cross(self.space, *pairs(parents, n, rng), rng), seen)]
+        )
 
     @property
     def report(self) -> dict[str, Any]:
-        """Also the predictor's correlations with measured scores: on its validation half, and on the rows it proposed."""
+        """Also the predictor's correlations with measured scores: on its validation half, and on the rows it
+        proposed."""
         found = {**super().report, "candidates": self.candidates, **self.correlations}
         proposed = self.ledger.valid[self.ledger.valid >= self.settings.first]
         if self.forest is not None and len(proposed) > 1:
@@ -112,13 +118,16 @@ class Forest:
         given, costs = features(self.problem.space, genes), {}
         if len(self.forests) < len(self.problem.objectives):
             costs = self.problem.costs(genes)
-        columns = [self.forests[k].predict(given) if k in self.forests else costs[o.name] for k, o in enumerate(self.problem.objectives)]
+        columns = [
+            self.forests[k].predict(given) if k in self.forests else costs[o.name]
+            for k, o in enumerate(self.problem.objectives)
+        ]
         return np.stack([np.asarray(c, dtype=np.float64) for c in columns], 1)
 
 
 def features(space: Space, genes: Genes) -> NDArray[np.float32]:
-    """What a forest sees of an architecture: the value of each choice that has several (words as their place among the choices), the number
-    of blocks of each stage, and `IDLE` for blocks that do not run."""
+    """What a forest sees of an architecture: the value of each choice that has several (words as their place among the
+    choices), the number of blocks of each stage, and `IDLE` for blocks that do not run."""
     values = space.population(genes)
     out = genes.astype(np.float32)
 

@@ -1,25 +1,117 @@
-"""What a search method may know: the space, the objectives, and costs that need no network to run."""
+"""Fronts: which scores no other score beats in every objective, in ranks, by crowding, and as a volume.
+
+Sorting, crowding distance and hypervolume are pymoo's, which minimises; here each objective says which way it goes.
+Rows with a score that is not a number (what could not be evaluated) are on no front."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.cost.population import cost
 from superformer.errors import InfeasibleError, SuperformerError, nearest
+from superformer.settings import amount
 from superformer.space import Genes, Space
-from superformer.space.exact import Exact
-from superformer.space.sampling import clear
+from superformer.space.costs import Exact, cost
+from superformer.space.genes import clear, mutate
 from superformer.space.tables import Tables
-from superformer.space.variation import mutate
-from superformer.units import amount
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def minimised(scores: Any, maximise: Sequence[bool]) -> Floats:
+    """Scores turned so that less is better in every objective."""
+    given: Floats = np.asarray(scores, dtype=np.float64)
+    if given.ndim != 2 or given.shape[1] != len(maximise):
+        raise SuperformerError(f"scores must be rows of {len(maximise)} numbers, not an array of shape {given.shape}")
+    return np.where(np.asarray(maximise, dtype=bool), -given, given)
+
+
+def ranks(scores: Any, maximise: Sequence[bool]) -> Ints:
+    """The number of the front of each row: 0 for what nothing dominates, 1 for what is then left, and so on; -1 without
+    a score."""
+    from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
+
+    turned = minimised(scores, maximise)
+    valid = np.isfinite(turned).all(1)
+    out = np.full(len(turned), -1, dtype=np.int64)
+    if valid.any():
+        out[valid] = NonDominatedSorting().do(turned[valid], return_rank=True)[1]
+    return out
+
+
+def front(scores: Any, maximise: Sequence[bool]) -> Ints:
+    """The rows that no other row dominates (at least as good in every objective and better in one), in their order;
+    equal rows all stay."""
+    return np.flatnonzero(ranks(scores, maximise) == 0)
+
+
+def crowding(scores: Any, maximise: Sequence[bool]) -> Floats:
+    """NSGA-II's crowding distance of each row, all rows being one front: its ends are infinitely far from the
+    others."""
+    from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
+
+    distance: Floats = get_crowding_function("cd").do(minimised(scores, maximise))
+    return distance
+
+
+def best(scores: Any, maximise: Sequence[bool], n: int) -> Ints:
+    """The ``n`` best rows: by front, then the least crowded of their front, then the first (NSGA-II's survival)."""
+    return ordered(scores, maximise, n)[0]
+
+
+def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, Floats]:
+    """The ``n`` best rows, the fronts they are on, and how far from their neighbours there."""
+    given, rank = np.asarray(scores, dtype=np.float64), ranks(scores, maximise)
+    by_front = np.argsort(rank, kind="stable")
+    ends = np.searchsorted(rank[by_front], np.arange(rank.max(initial=-1) + 2))
+    rows, distances = [by_front[:0]], [np.zeros(0)]
+    for start, end in itertools.pairwise(ends):
+        if start - ends[0] >= n:
+            break
+        members = by_front[start:end]
+        distance = crowding(given[members], maximise)
+        order = np.argsort(-distance, kind="stable")
+        rows.append(members[order])
+        distances.append(distance[order])
+    kept = np.concatenate(rows)[:n]
+    return kept, rank[kept], np.concatenate(distances)[:n]
+
+
+def reach(known: Any, given: Any, maximise: Sequence[bool], n: int = 1) -> Floats:
+    """What rows need in the first, maximised objective: with less, ``n`` of the known rows beat them in it and are no
+    worse in the others.
+
+    The first column of ``given`` is not looked at.
+    """
+    have, rows = minimised(known, maximise), minimised(given, maximise)
+    if len(have) < n:
+        return np.full(len(rows), -np.inf)
+    no_worse = (have[None, :, 1:] <= rows[:, None, 1:]).all(-1)
+    found: Floats = np.sort(np.where(no_worse, -have[None, :, 0], -np.inf), 1)[:, -n]
+    return found
+
+
+def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float]) -> float:
+    """The volume of what the rows dominate, up to a reference point that is worse than all of interest."""
+    from pymoo.indicators.hv import HV
+
+    turned, worst = minimised(scores, maximise), minimised([reference], maximise)[0]
+    turned = turned[np.isfinite(turned).all(1)]
+    turned = turned[(turned < worst).all(1)]
+    return float(HV(ref_point=worst)(turned)) if len(turned) else 0.0
+
+
+# What a search method may know: the space, the objectives, and costs that need no network to run.
+
+
 Flags = NDArray[np.bool_]
 
 EXACT = ("macs", "params")
@@ -28,7 +120,8 @@ MAXIMISED = ("accuracy", "throughput")
 PROBE = 2048
 """Draws that tell whether limits are wide enough for trial and error."""
 OFTEN = 0.02
-"""Limits that this share of the unlimited draws meets are met by trial and error; narrower ones by the tables of the space."""
+"""Limits that this share of the unlimited draws meets are met by trial and error; narrower ones by the tables of the
+space."""
 GIVE_UP = 20_000
 """Draws after which the rest is sought by walking towards the limits."""
 STEPS = 40
@@ -65,10 +158,9 @@ class Objective:
 class Problem:
     """A space, what is sought in it, and within which limits.
 
-    The first objective is the one that is expensive to measure; whoever runs the search measures it. ``costs`` gives all cheap quantities
-    of rows of genes; ``limits`` are pairs (low, high) of some of them, both ends included. ``num_classes`` and ``img_size`` are those that
-    ``costs`` counts macs and params with.
-    """
+    The first objective is the one that is expensive to measure; whoever runs the search measures it. ``costs`` gives
+    all cheap quantities of rows of genes; ``limits`` are pairs (low, high) of some of them, both ends included.
+    ``num_classes`` and ``img_size`` are those that ``costs`` counts macs and params with."""
 
     space: Space
     objectives: tuple[Objective, ...]
@@ -81,7 +173,9 @@ class Problem:
     def __post_init__(self) -> None:
         names = [o.name for o in self.objectives]
         if not names or len(set(names)) < len(names):
-            raise SuperformerError(f"objectives must be one or more different ones; {', '.join(names) or 'none'} were given")
+            raise SuperformerError(
+                f"objectives must be one or more different ones; {', '.join(names) or 'none'} were given"
+            )
         known = list(self.costs(np.zeros((1, len(self.space.bounds)), dtype=np.int64)))
         for name, (low, high) in self.limits.items():
             if name not in known:
@@ -138,11 +232,12 @@ class Problem:
         self.draw(1, np.random.default_rng(0))
 
     def draw(self, n: int, rng: np.random.Generator) -> Genes:
-        """``n`` random rows within the limits, every choice uniform as the papers sample, conditioned on the limits; rows may repeat.
+        """``n`` random rows within the limits, every choice uniform as the papers sample, conditioned on the limits;
+        rows may repeat.
 
-        Limits on macs and params that are seldom met are drawn within by the space's tables (`superformer.space.tables`), other limits by
-        trial. Where both find too few, rows walk by mutation from the nearest towards the limits (no longer the conditioned distribution).
-        """
+        Limits on macs and params that are seldom met are drawn within by the space's tables
+        (`superformer.space.tables`), other limits by trial. Where both find too few, rows walk by mutation from the
+        nearest towards the limits (no longer the conditioned distribution)."""
         if not self.limits:
             return self.space.sample_genes(n, rng)
         found, drawn, have = [np.zeros((0, len(self.space.bounds)), dtype=np.int64)], 0, 0
@@ -162,13 +257,16 @@ class Problem:
 
     @functools.cached_property
     def _tables(self) -> tuple[Tables, dict[str, tuple[float, float]]] | None:
-        """The space's tables for the limits that trial would seldom meet. Refuses what cannot be reached before any table is built."""
+        """The space's tables for the limits that trial would seldom meet. Refuses what cannot be reached before any
+        table is built."""
         exact = {name: (max(low, 0.0), high) for name, (low, high) in self.limits.items() if name in EXACT}
         if not exact:
             return None
         reach = Exact.of(self.space, tuple(exact), self.num_classes, self.img_size).range
         if any(low > reach[name][1] or high < reach[name][0] for name, (low, high) in exact.items()):
-            raise InfeasibleError(f"no architecture of {self.space.name} has {within(exact)}; reachable: {within(reach)}")
+            raise InfeasibleError(
+                f"no architecture of {self.space.name} has {within(exact)}; reachable: {within(reach)}"
+            )
         rng = np.random.default_rng([self.seed, 0])
         genes = self.space.sample_genes(PROBE, rng)
         if self._share(genes, exact) >= OFTEN:
@@ -178,14 +276,17 @@ class Problem:
         costs = self.costs(genes)
         _, excess, _ = self._approach(1, *_closest(genes, self._excess(costs, exact)), rng, exact)
         if excess[0] > FAR:
-            raise InfeasibleError(f"no architecture of {self.space.name} has {within(exact)} together; reachable: {within(reach)}")
+            raise InfeasibleError(
+                f"no architecture of {self.space.name} has {within(exact)} together; reachable: {within(reach)}"
+            )
         rare = min(exact, key=lambda name: (self._excess(costs, [name]) == 0).sum())
         one = self._tables_of({rare: exact[rare]})
         return one if self._share(one[0].draw(PROBE, rng, one[1]), exact) >= OFTEN else self._tables_of(exact)
 
     @functools.cached_property
     def _reachable(self) -> None:
-        """Refuses limits that a walk from the nearest of some draws does not come near; a quick look before many draws."""
+        """Refuses limits that a walk from the nearest of some draws does not come near; a quick look before many
+        draws."""
         rng = np.random.default_rng([self.seed, 1])
         genes = self._try(PROBE, rng)
         _, excess, ranges = self._approach(1, *_closest(genes, self._excess(self.costs(genes))), rng, self.limits)
@@ -225,14 +326,18 @@ class Problem:
     def _approach(
         self, n: int, near: Genes, excess: Floats, rng: np.random.Generator, names: Iterable[str]
     ) -> tuple[Genes, Floats, dict[str, tuple[float, float]]]:
-        """Mutants of mutants, the nearest to the limits kept, until ``n`` are within: those, how far the nearest are, and costs seen."""
+        """Mutants of mutants, the nearest to the limits kept, until ``n`` are within: those, how far the nearest are,
+        and costs seen."""
         names, found, have = list(names), [near[:0]], 0
         costs = self.costs(self._ends(near))
         ranges = {k: (float(costs[k].min()), float(costs[k].max())) for k in names}
         for _ in range(STEPS):
             genes = mutate(self.space, near[rng.integers(len(near), size=WALKERS)], rng, p=0.1)
             costs = self.costs(genes)
-            ranges = {k: (min(low, float(costs[k].min())), max(high, float(costs[k].max()))) for k, (low, high) in ranges.items()}
+            ranges = {
+                k: (min(low, float(costs[k].min())), max(high, float(costs[k].max())))
+                for k, (low, high) in ranges.items()
+            }
             away = self._excess(costs, names)
             found.append(genes[away == 0])
             have += len(found[-1])

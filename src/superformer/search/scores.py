@@ -1,4 +1,5 @@
-"""The scores of candidates: from the history where they are known, else evaluated now, a share by each process, and kept."""
+"""The scores of candidates: from the history where they are known, else evaluated now, a share by each process, and
+kept."""
 
 from __future__ import annotations
 
@@ -10,17 +11,21 @@ import numpy as np
 import torch
 
 from superformer.cost import cost
-from superformer.evaluation.evaluator import Evaluator, sides_of
-from superformer.evaluation.opened import Opened
-from superformer.evaluation.score import Race, Score
-from superformer.evaluation.tree import alike
+from superformer.evaluation.evaluator import Evaluator, Race, Score, sides_of
+from superformer.evaluation.prefix_tree import alike
+from superformer.evaluation.trained_run import Opened
+from superformer.recipes.settings import Options
+from superformer.runs.processes import World
+from superformer.search import problem as pareto
 from superformer.search.history import Evaluation, History
+from superformer.search.methods import Method, Proposer
 from superformer.search.problem import Floats
+from superformer.space import Genes
 from superformer.space.arch import Arch
-from superformer.train.world import World
 
 FINALISTS, JUDGED = 128, 64
-"""The most accurate candidates of a search, and how many of them are judged again, on more pictures (`superformer.search.front`)."""
+"""The most accurate candidates of a search, and how many of them are judged again, on more pictures
+(`superformer.search.front`)."""
 PART, LEAST = 0.7, 4
 """Of a process's share of the candidates that are left, what it takes at a time; and how many at least."""
 Also = Callable[[int], Mapping[str, float]]
@@ -41,15 +46,17 @@ def judged(
 ) -> tuple[list[Score], int]:
     """The accuracy and the loss of each architecture, and how many were evaluated now.
 
-    The first process alone has the ``history``; ``also`` gives further values to keep, of the k-th architecture. Evaluations that a history
-    has from before losses were kept have none, and are not repeated for it. What a ``race`` stopped has no numbers, and is not kept.
-    """
+    The first process alone has the ``history``; ``also`` gives further values to keep, of the k-th architecture.
+    Evaluations that a history has from before losses were kept have none, and are not repeated for it. What a ``race``
+    stopped has no numbers, and is not kept."""
     found = torch.full((len(archs), 2), math.nan, dtype=torch.float64, device=world.device)
     if history is not None:
         known = history.get([a.path for a in archs])
         for k, arch in enumerate(archs):
             values = known.get(arch.path, {})
-            found[k] = torch.tensor([values.get("accuracy", math.nan), values.get("loss", math.nan)], dtype=torch.float64)
+            found[k] = torch.tensor(
+                [values.get("accuracy", math.nan), values.get("loss", math.nan)], dtype=torch.float64
+            )
     world.spread([found])
     places = {a.path: k for k, a in reversed(list(enumerate(archs))) if math.isnan(float(found[k, 0]))}
     todo = sorted(places.values())  # of equal ones the first
@@ -65,7 +72,10 @@ def judged(
     if history is not None and todo:
         seconds = (time.perf_counter() - start) / len(todo)
         whole = [k for k in todo if not math.isnan(scores[k].accuracy)]
-        rows = [Evaluation(archs[k].path, archs[k].to_json(), {**_values(scores[k]), **also(k)}, seconds, kind) for k in whole]
+        rows = [
+            Evaluation(archs[k].path, archs[k].to_json(), {**_values(scores[k]), **also(k)}, seconds, kind)
+            for k in whole
+        ]
         history.put(rows, search, round_)
     return scores, len(todo)
 
@@ -78,7 +88,8 @@ def _pieces(archs: Sequence[Arch], places: Sequence[int], judge: Evaluator, proc
 
 
 def parts(macs: Floats, processes: int) -> list[slice]:
-    """Candidates in parts, each a share of the MACs that are left, so that processes that take one after the other end together."""
+    """Candidates in parts, each a share of the MACs that are left, so that processes that take one after the other end
+    together."""
     if processes == 1:
         return [slice(0, len(macs))] if len(macs) else []
     out, start = list[slice](), 0
@@ -91,7 +102,12 @@ def parts(macs: Floats, processes: int) -> list[slice]:
 
 
 def accuracies(
-    archs: Sequence[Arch], judge: Evaluator, history: History | None, world: World, also: Also = lambda k: {}, kind: str = ""
+    archs: Sequence[Arch],
+    judge: Evaluator,
+    history: History | None,
+    world: World,
+    also: Also = lambda k: {},
+    kind: str = "",
 ) -> tuple[list[float], int]:
     """The accuracy of each architecture, and how many were evaluated now (see `judged`)."""
     scores, fresh = judged(archs, judge, history, world, also, kind=kind)
@@ -116,8 +132,8 @@ def ranked(scores: Sequence[Score]) -> Floats:
 def agreed(scores: Sequence[Score]) -> Floats:
     """How good candidates are by accuracy and loss together: the sum of their places in both orders, the worst first.
 
-    Of a few hundred pictures, the best one in accuracy was lucky with some; a loss is less a matter of luck, but not what is sought.
-    """
+    Of a few hundred pictures, the best one in accuracy was lucky with some; a loss is less a matter of luck, but not
+    what is sought."""
     accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
     return _places(accuracy) + _places(-np.where(np.isnan(loss), np.inf, loss))
 
@@ -134,3 +150,25 @@ def history_of(opened: Opened, limit: int | None = None, readonly: bool = False)
     sides = ",".join(sides_of(opened.net, opened.recipe))
     split = f"{opened.pictures.search.fingerprint}:{limit}:{sides}"
     return History(opened.run.history_file, opened.run.fingerprint(), split, readonly=readonly)
+
+
+# Races: candidates that can reach neither the front nor the finalists, nor change what a method does next, are
+# stopped early.
+#
+# With the exact bound (even with all remaining pictures right it would not matter) a search asks the same questions
+# and ends with the same front as without. What was stopped is told to the method as not evaluated, and is not in the
+# history.
+
+
+def race(options: Options, method: Method, genes: Genes) -> Race | None:
+    """What candidates must be able to reach, from all that the method was told so far."""
+    if not options.racing or not isinstance(method, Proposer):
+        return None
+    ledger, problem = method.ledger, method.problem
+    known = ledger.scores[ledger.valid]
+    costs = problem.costs(genes)
+    columns = np.stack([costs[o.name] if o.name in costs else np.zeros(len(genes)) for o in problem.objectives], 1)
+    front = pareto.reach(known, columns, problem.maximise, 1)
+    final = ledger.best(FINALISTS)
+    last = ledger.scores[final[-1], 0] if len(final) == FINALISTS else -np.inf
+    return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), options.margin)

@@ -1,31 +1,46 @@
 """Searching the search space (S3, section 2.3, algorithm 1): the quality of a space, and the next, better one.
 
-A space is the product of its *dimensions* (eq. 6): of each stage the number of blocks, its width, and each choice of its blocks; choices of
-the whole network are dimensions, too. For each value of a dimension the E-T error of the sub-space with that value is measured, a line is
-fitted through them (eq. 7), and the whole list moves against its slope (eq. 8), each dimension by itself.
+A space is the product of its *dimensions* (eq. 6): of each stage the number of blocks, its width, and each choice of
+its blocks; choices of the whole network are dimensions, too. For each value of a dimension the E-T error of the
+sub-space with that value is measured, a line is fitted through them (eq. 7), and the whole list moves against its slope
+(eq. 8), each dimension by itself.
 
 What the paper leaves open, and what is done here:
 
-* the unit of x in eq. 7: steps of the dimension (x = value / gamma), and of y: percent. With raw widths slopes would be near zero, and
-  floor would move every list up by one step or not at all;
+* the unit of x in eq. 7: steps of the dimension (x = value / gamma), and of y: percent. With raw widths slopes would be
+  near zero, and floor would move every list up by one step or not at all;
 * a block's choice is a dimension of its stage: the sub-space of a value has it in all blocks of the stage;
 * how the top 50 are found: they are the best of the drawn ones (at most half of them, where fewer than 100 are drawn);
-* lists that the family cannot have (a window larger than its map) lose the values in question; a dimension whose list would be empty stays.
-"""
+* lists that the family cannot have (a window larger than its map) lose the values in question; a dimension whose list
+would be empty stays."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
-from superformer.errors import SpaceError, SuperformerError
+from superformer import files
+from superformer.draw.evolution import draw
+from superformer.errors import SpaceError, SuperformerError, nearest
+from superformer.evaluation.trained_run import Opened
+from superformer.progress import Tell, teller
+from superformer.recipes import Recipe, resolve, space_of
+from superformer.recipes.settings import Evolve
+from superformer.runs import folder as provenance
+from superformer.runs.folder import Run
+from superformer.runs.processes import World
+from superformer.search.scores import accuracies, history_of
 from superformer.space import Choice, Ratio, Space
 from superformer.space.stage import Spec, Stage
+from superformer.train.loop import train
 
 Floats = NDArray[np.float64]
 TOP = 50
@@ -56,7 +71,8 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Trend:
-    """What was measured of a dimension, and where it goes. ``steps`` are those of eq. 8: positive is towards smaller values."""
+    """What was measured of a dimension, and where it goes. ``steps`` are those of eq. 8: positive is towards smaller
+    values."""
 
     dimension: Dimension
     errors: tuple[float, ...]
@@ -95,23 +111,33 @@ def et_error(errors: Sequence[float] | Floats, top: int = TOP) -> float:
 
 
 def trend(
-    dimension: Dimension, errors: Sequence[float], gamma: float, tau: float = TAU, rounding: Rounding = "floor", least: float = 0.0
+    dimension: Dimension,
+    errors: Sequence[float],
+    gamma: float,
+    tau: float = TAU,
+    rounding: Rounding = "floor",
+    least: float = 0.0,
 ) -> Trend:
     """Eqs. 7 and 8, for the E-T errors (in percent) of the sub-spaces of a dimension's values.
 
-    ``floor`` is the paper's: any negative slope moves a list up by a step or more, a positive one moves it down from tau on. ``symmetric``
-    rounds towards zero, so both directions need a slope of tau. Values not above ``least`` are removed.
-    """
+    ``floor`` is the paper's: any negative slope moves a list up by a step or more, a positive one moves it down from
+    tau on. ``symmetric`` rounds towards zero, so both directions need a slope of tau. Values not above ``least`` are
+    removed."""
     x = np.asarray(dimension.values) / gamma
     slope = float(np.polyfit(x, np.asarray(errors), 1)[0])
-    steps = math.floor(slope / tau + NOISE) if rounding == "floor" else math.trunc(slope / tau + math.copysign(NOISE, slope))
+    steps = (
+        math.floor(slope / tau + NOISE)
+        if rounding == "floor"
+        else math.trunc(slope / tau + math.copysign(NOISE, slope))
+    )
     moved = tuple(v - steps * gamma for v in dimension.values)
     after = tuple(v for v in moved if v > least) or dimension.values
     return Trend(dimension, tuple(errors), slope, steps, after)
 
 
 def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, list[Trend]]:
-    """The next space, and the trends with what really became of each dimension: values that the family cannot have are left out."""
+    """The next space, and the trends with what really became of each dimension: values that the family cannot have are
+    left out."""
     space = replace(space, name=name)
     done = []
     for own in trends:
@@ -157,3 +183,98 @@ def _listing(spec: Spec, values: list[int | float]) -> Spec:
     if isinstance(spec, Choice):
         return Choice(tuple(values))
     return Ratio(tuple(values), spec.of) if isinstance(spec, Ratio) else spec
+
+
+# Searching the search space in a run (S3, algorithm 1): train a supernet, measure its dimensions, move the space, and
+# again.
+#
+# ``DIR/spaces/t`` is the run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the
+# trace, ``DIR/evolution.svg`` its picture; at the end the last space's supernet is trained in DIR itself, ready to be
+# searched. Every part goes on where it was: training by its checkpoints, measuring by its history.
+
+
+def evolve_space(
+    recipe: Recipe | str, spec: str, folder: str | Path, *changes: str, console: Console | None = None
+) -> dict[str, Any]:
+    """Evolve the space of a recipe on pictures; returns the trace, which is also in ``evolution.json``."""
+    settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
+    tell = teller(console)
+    folder, space = Path(folder), space_of(settings)
+    known = {d.name for d in dimensions(space)}
+    if strange := set(settings.evolve.gamma) - known - set(Evolve().gamma):
+        raise SuperformerError(
+            f"evolve.gamma has a step for {min(strange)!r}, which is no dimension: {nearest(min(strange), known)}"
+        )
+    if World.join().size > 1:
+        raise SuperformerError("evolve-space runs in one process; train and search take several")
+    trace: list[dict[str, Any]] = []
+    for t in range(settings.evolve.rounds + 1):
+        last = t == settings.evolve.rounds
+        tell(f"space {t}: {space.size:.3g} architectures")
+        here = folder if last else folder / "spaces" / str(t)
+        run = train(_for(settings, space, folder, t), spec, here, console=console)
+        provenance.note(folder)
+        entry, trends = _measure(run, settings, tell)
+        trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
+        tell(
+            f"space {t}: E-T error {entry['et_error']:.2f} % (expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %)"
+        )
+        files.write(folder / "evolution.json", json.dumps({"spaces": trace}, indent=1))
+        if not last:
+            space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
+            trace[-1]["trends"] = [own.to_dict() for own in trends]
+            for own in trends:
+                if own.after != own.dimension.values:
+                    tell(
+                        f"  {own.dimension.label}: {_list(own.dimension.values)} -> {_list(own.after)} (slope {own.slope:+.2f} % a step)"
+                    )
+    text = json.dumps({"spaces": trace}, indent=1)
+    files.write(folder / "evolution.json", text)
+    files.write(folder / "evolution.svg", draw(trace, settings.name))
+    tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
+    """The recipe of the t-th space; its supernet begins with what fits of the one before."""
+    start = (
+        recipe.start
+        if t == 0
+        else recipe.start.model_copy(update={"run": str(folder / "spaces" / str(t - 1)), "timm": None})
+    )
+    return recipe.model_copy(update={"space": json.loads(space.to_json()), "narrow": {}, "start": start})
+
+
+def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], list[Trend]]:
+    """The E-T error of a space and of the sub-spaces of each dimension's values, in percent."""
+    own, opened = recipe.evolve, Opened.of(run)
+    space, judge, classes = opened.space, opened.judge(), opened.net.num_classes
+    with history_of(opened) as history:
+
+        def errors(part: Space, seed: int) -> list[float]:
+            limit = None if own.macs_max is None else (None, own.macs_max)
+            archs = part.sample(
+                own.samples, np.random.default_rng([recipe.seed, 5, seed]), macs=limit, num_classes=classes
+            )
+            return [100 * (1 - a) for a in accuracies(archs, judge, history, World(), kind="space")[0]]
+
+        whole = errors(space, 0)
+        entry = {"et_error": et_error(whole, own.top), "expected": float(np.mean(whole)), "best": min(whole)}
+        trends = []
+        found = dimensions(space)
+        for k, dimension in enumerate(found):
+            gamma = own.gamma.get(dimension.name)
+            if gamma is None:
+                continue  # a dimension without a step stays as it is
+            parts = [dimension.at(space, value) for value in dimension.values]
+            measured = [et_error(errors(part, 1 + 100 * k + j), own.top) for j, part in enumerate(parts)]
+            trends.append(trend(dimension, measured, gamma, own.tau, own.rounding))
+            tell(
+                f"  {k + 1} of {len(found)}: {dimension.label} {_list(dimension.values)}: {', '.join(f'{e:.2f}' for e in measured)} %"
+            )
+    return entry, trends
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return "{" + ", ".join(f"{v:g}" if math.isfinite(v) else "?" for v in values) + "}"

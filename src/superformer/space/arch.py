@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from superformer.errors import ArchError, nearest
+
+CHECKS: list[Callable[[Arch], None]] = []
+"""What an architecture from outside must pass; spaces, which know the families, add theirs."""
 
 Value = int | float | str
 
@@ -60,9 +63,9 @@ class Values(Mapping[str, Value]):
 class StageArch:
     """One stage: its own values, and the values of its blocks, first to last.
 
-    ``at`` says at which positions of the supernet's stage the blocks sit where positions are free (identities in between: ViTAS v1,
-    ViT-ResNAS); None is the canonical placement, identities last. It chooses weights, not the network, and takes no part in equality.
-    """
+    ``at`` says at which positions of the supernet's stage the blocks sit where positions are free (identities in
+    between: ViTAS v1, ViT-ResNAS); None is the canonical placement, identities last. It chooses weights, not the
+    network, and takes no part in equality."""
 
     blocks: tuple[Values, ...]
     choices: Values = field(default_factory=Values)
@@ -89,7 +92,8 @@ class Arch:
 
     @property
     def path(self) -> str:
-        """The key, and where the blocks sit in a supernet, if not at their canonical places: one path is one set of weights."""
+        """The key, and where the blocks sit in a supernet, if not at their canonical places: one path is one set of
+        weights."""
         places = "/".join("" if s.at is None else ",".join(map(str, s.at)) for s in self.stages)
         return f"{self.key}@{places}" if places.strip("/") else self.key
 
@@ -114,7 +118,12 @@ class Arch:
             if s.choices:
                 entry["choices"] = dict(s.choices)
             stages.append(entry)
-        out: dict[str, Any] = {"family": self.family, "resolution": self.resolution, "choices": dict(self.choices), "stages": stages}
+        out: dict[str, Any] = {
+            "family": self.family,
+            "resolution": self.resolution,
+            "choices": dict(self.choices),
+            "stages": stages,
+        }
         if self.options:
             out["options"] = dict(self.options)
         return out
@@ -139,17 +148,24 @@ class Arch:
             expect(entry, where, {"blocks"}, {"choices", "at"}, ArchError)
             at = entry.get("at")
             if not isinstance(entry["blocks"], list) or not all(isinstance(b, dict) for b in entry["blocks"]):
-                raise ArchError(f"{where}: blocks must be a list of objects such as {{'heads': 3, 'attn': 192, 'mlp': 768}}")
+                raise ArchError(
+                    f"{where}: blocks must be a list of objects such as {{'heads': 3, 'attn': 192, 'mlp': 768}}"
+                )
             if at is not None and not (isinstance(at, list) and all(isinstance(p, int) for p in at)):
                 raise ArchError(f"{where}: at must be a list of positions, not {at!r}")
             blocks = tuple(Values(b) for b in entry["blocks"])
             stages.append(StageArch(blocks, Values(entry.get("choices", {})), None if at is None else tuple(at)))
         if not isinstance(data["resolution"], int) or not isinstance(data["choices"], dict):
             raise ArchError("an architecture's resolution must be a whole number and its choices an object")
-        arch = Arch(str(data["family"]), data["resolution"], Values(data["choices"]), tuple(stages), Values(data.get("options", {})))
-        from superformer.families import family
-
-        family(arch.family).schema.check_arch(arch)
+        arch = Arch(
+            str(data["family"]),
+            data["resolution"],
+            Values(data["choices"]),
+            tuple(stages),
+            Values(data.get("options", {})),
+        )
+        for check in CHECKS:
+            check(arch)
         return arch
 
     def __repr__(self) -> str:

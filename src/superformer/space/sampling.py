@@ -1,28 +1,33 @@
-"""Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, exactly conditioned on them.
+"""Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, exactly
+conditioned on them.
 
-Costs are sums over blocks, so architectures within limits need not be found by trial. Tables of the weight of every rounded total
-(`superformer.space.tables`) give draws close to the limits, and a final exact check removes what only rounding let in. What remains has
-exactly the unlimited distribution conditioned on the limits.
-"""
+Costs are sums over blocks, so architectures within limits need not be found by trial. Tables of the weight of every
+rounded total (`superformer.space.tables`) give draws close to the limits, and a final exact check removes what only
+rounding let in. What remains has exactly the unlimited distribution conditioned on the limits."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superformer.cost.population import cost
 from superformer.errors import InfeasibleError, SuperformerError, nearest
-from superformer.space.depths import Ints, depth_weights, place
-from superformer.space.space import Genes, Space
+from superformer.space.costs import cost
+from superformer.space.genes import Genes, clear
+from superformer.space.stage import Ints, depth_weights, place
 from superformer.space.tables import Tables, say
+
+if TYPE_CHECKING:
+    from superformer.space.space import Space
 
 OVER = ("choices", "architectures")
 Limit = float | tuple[float | None, float | None]
 """At most this, or (at least, at most); None leaves an end open."""
 
 GIVE_UP = 50_000
-"""Draws without any success after which limits inside the reachable range count as impossible; fewer, if the draws repeat themselves."""
+"""Draws without any success after which limits inside the reachable range count as impossible; fewer, if the draws
+repeat themselves."""
 
 
 def sample(space: Space, n: int, rng: np.random.Generator, over: str = "choices") -> Genes:
@@ -35,16 +40,6 @@ def sample(space: Space, n: int, rng: np.random.Generator, over: str = "choices"
             depth = np.asarray(stage.depths)[rng.choice(len(weights), size=n, p=weights)]
             place(genes, np.arange(n), stage, where, depth, over, rng)
     return clear(space, genes)
-
-
-def clear(space: Space, genes: Genes) -> Genes:
-    """Zero the genes of blocks that do not run, in place: one architecture at one placement is one row."""
-    for stage, where in zip(space.population(genes).stages, space.layout.stages, strict=True):
-        for p, columns in enumerate(where.blocks):
-            idle = ~stage.active.any(1) if stage.stage.tied else ~stage.active[:, p]
-            for column in columns.values():
-                genes[idle, column] = 0
-    return genes
 
 
 def _check(n: int, over: str) -> None:
@@ -92,8 +87,13 @@ def sample_within(
         have += int(inside.sum())
         drawn += batch
         if not have and (drawn >= GIVE_UP or len(np.unique(genes, axis=0)) < batch / 8):
-            near = "; ".join(f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values)}" for name, values in closest.items())
-            raise InfeasibleError(f"no architecture of {space.name} was found within {say(limits)} in {drawn:,} targeted draws ({near})")
+            near = "; ".join(
+                f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values)}"
+                for name, values in closest.items()
+            )
+            raise InfeasibleError(
+                f"no architecture of {space.name} was found within {say(limits)} in {drawn:,} targeted draws ({near})"
+            )
     return np.concatenate(found)[:n] if found else np.zeros((0, len(space.bounds)), dtype=np.int64)
 
 
@@ -107,7 +107,9 @@ def _ends(name: str, limit: Limit) -> tuple[float, float]:
     try:
         ends = (0.0 if low is None else float(low), math.inf if high is None else float(high))
     except (TypeError, ValueError) as error:
-        raise SuperformerError(f"{name}={limit!r} is not a limit: give (at least, at most) or a number that is the most") from error
+        raise SuperformerError(
+            f"{name}={limit!r} is not a limit: give (at least, at most) or a number that is the most"
+        ) from error
     if math.isnan(ends[0]) or math.isnan(ends[1]) or ends[0] > ends[1]:
         raise InfeasibleError(f"{name}={limit!r} leaves nothing: the lower end must not be above the upper end")
     return ends

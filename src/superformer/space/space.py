@@ -1,12 +1,13 @@
 """Search spaces: declared as the papers' tables, counted exactly, encoded as integer arrays.
 
-A space has network-wide choices (patch size, width, resolution), and stages. A stage has its own choices, a number of blocks and choices
-for each block. How many blocks run is declared in one of two ways:
+A space has network-wide choices (patch size, width, resolution), and stages. A stage has its own choices, a number of
+blocks and choices for each block. How many blocks run is declared in one of two ways:
 
 * ``depth=(12, 13, 14)``: identities sit at the end of the stage (ViTAS v2, section 5, *identity shifting*), so that one
   architecture is one point;
-* ``depth=16, skippable=range(16)``: any of these positions may be an identity (ViTAS v1; in ViT-ResNAS the second block of each pair). Many
-  *paths* through the supernet are then one architecture; `Space.size` counts architectures, `Space.paths` counts paths.
+* ``depth=16, skippable=range(16)``: any of these positions may be an identity (ViTAS v1; in ViT-ResNAS the second block
+  of each pair). Many *paths* through the supernet are then one architecture; `Space.size` counts architectures,
+  `Space.paths` counts paths.
 
 Values are written from the smallest network to the largest.
 """
@@ -17,29 +18,25 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superformer.errors import ArchError, SpaceError, nearest
-from superformer.space.arch import Arch, Value, Values, plain
-from superformer.space.genes import Layout, Population
+from superformer.space import sampling, text
+from superformer.space.arch import CHECKS, Arch, Value, Values, plain
+from superformer.space.genes import Genes, Layout, Population
+from superformer.space.sampling import Limit
+from superformer.space.schema import family
 from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, scaled, spec_of, specs_of
-
-if TYPE_CHECKING:
-    from superformer.space.sampling import Limit
-
-Genes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Space:
     """A space of architectures of one family.
 
-    ``options`` set the family's function (relative positions, pooling; they become part of every arch), ``weights`` how the supernet keeps
-    its weights (which of q, k, v are private to a head count).
-    """
+    ``options`` set the family's function (relative positions, pooling; they become part of every arch), ``weights`` how
+    the supernet keeps its weights (which of q, k, v are private to a head count)."""
 
     name: str
     family: str
@@ -50,8 +47,6 @@ class Space:
     weights: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from superformer.families import family
-
         choices = dict(self.choices)
         resolution = choices.pop("resolution", self.img_size)
         object.__setattr__(self, "choices", {"resolution": spec_of("resolution", resolution), **specs_of(choices)})
@@ -62,14 +57,18 @@ class Space:
         for where, specs in self._scopes():
             for name, spec in specs.items():
                 if not isinstance(spec, Choice) and spec.of not in where:
-                    raise SpaceError(f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {nearest(spec.of, where)}")
+                    raise SpaceError(
+                        f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {nearest(spec.of, where)}"
+                    )
         schema.check_space(self)
         for i, stage in enumerate(self.stages):
             for p, block in enumerate(stage.blocks[:1] if len(set(map(str, stage.blocks))) == 1 else stage.blocks):
                 for name, spec in block.items():
                     bases = self._bases(i, p, spec.of) if isinstance(spec, Ratio) else ()
                     if any(len({scaled(b, v) for v in spec.values}) < len(spec.values) for b in bases):
-                        raise SpaceError(f"{self.name}: two ratios of {name} in stage {i} give the same width; leave one out")
+                        raise SpaceError(
+                            f"{self.name}: two ratios of {name} in stage {i} give the same width; leave one out"
+                        )
 
     def _scopes(self) -> Iterable[tuple[set[str], Mapping[str, Spec]]]:
         yield set(self.choices), self.choices
@@ -96,7 +95,8 @@ class Space:
 
     @functools.cached_property
     def paths(self) -> int:
-        """The number of paths through the supernet, as papers with free identities count (ViTAS v1: 3 * 10 * 401^16)."""
+        """The number of paths through the supernet, as papers with free identities count (ViTAS v1: 3 * 10 *
+        401^16)."""
         count = math.prod(len(s.values) for s in self.choices.values())
         for stage in self.stages:
             count *= math.prod(len(s.values) for s in stage.choices.values())
@@ -165,13 +165,19 @@ class Space:
 
     def _check(self, arch: Arch) -> Arch:
         if not isinstance(arch, Arch):
-            raise ArchError(f"an Arch is needed, not {type(arch).__name__}; make one with Arch.from_json(text) or space.decode(genes)")
+            raise ArchError(
+                f"an Arch is needed, not {type(arch).__name__}; make one with Arch.from_json(text) or space.decode(genes)"
+            )
         if arch.family != self.family:
             raise ArchError(f"{arch.key} is a {arch.family}; the space {self.name} holds {self.family} networks")
         if arch.options != self.options:
-            raise ArchError(f"{arch.key} has the options {arch.options}; networks of the space {self.name} have {self.options}")
+            raise ArchError(
+                f"{arch.key} has the options {arch.options}; networks of the space {self.name} have {self.options}"
+            )
         if len(arch.stages) != len(self.stages):
-            raise ArchError(f"{arch.key} has {len(arch.stages)} stages; networks of the space {self.name} have {len(self.stages)}")
+            raise ArchError(
+                f"{arch.key} has {len(arch.stages)} stages; networks of the space {self.name} have {len(self.stages)}"
+            )
         return arch
 
     def __contains__(self, arch: object) -> bool:
@@ -196,12 +202,15 @@ class Space:
         num_classes: int = 1000,
         img_size: int | None = None,
     ) -> list[Arch]:
-        """Draw ``n`` architectures, every choice uniform as the papers sample: depth and network-wide choices first, then active blocks.
+        """Draw ``n`` architectures, every choice uniform as the papers sample: depth and network-wide choices first,
+        then active blocks.
 
-        ``over="architectures"`` draws uniformly over different architectures instead (nearly always the deepest: they are the most). With
-        limits ``macs=(lo, hi)``, ``params=(lo, hi)``, both ends included, the draw is the same conditioned on the limits.
-        """
-        return self.decode(self.sample_genes(n, seed, macs=macs, params=params, over=over, num_classes=num_classes, img_size=img_size))
+        ``over="architectures"`` draws uniformly over different architectures instead (nearly always the deepest: they
+        are the most). With limits ``macs=(lo, hi)``, ``params=(lo, hi)``, both ends included, the draw is the same
+        conditioned on the limits."""
+        return self.decode(
+            self.sample_genes(n, seed, macs=macs, params=params, over=over, num_classes=num_classes, img_size=img_size)
+        )
 
     def sample_genes(
         self,
@@ -215,29 +224,41 @@ class Space:
         img_size: int | None = None,
     ) -> Genes:
         """The same as `sample`, as rows of genes."""
-        from superformer.space import sampling
-
         rng = np.random.default_rng(seed)
         if macs is None and params is None:
             return sampling.sample(self, n, rng, over)
-        return sampling.sample_within(self, n, rng, over, macs=macs, params=params, num_classes=num_classes, img_size=img_size)
+        return sampling.sample_within(
+            self, n, rng, over, macs=macs, params=params, num_classes=num_classes, img_size=img_size
+        )
 
     # --- smaller spaces ---
 
     def narrow(self, **limits: Any) -> Space:
-        """A smaller space: ``space.narrow(patch_size=16, depth=(12, 13), heads=[3])`` keeps only these values of the named choices.
+        """A smaller space: ``space.narrow(patch_size=16, depth=(12, 13), heads=[3])`` keeps only these values of the
+        named choices.
 
-        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(depth={0: 3})``.
-        """
-        known = [n for where in ([self.choices], *[[s.choices, *s.blocks[:1]] for s in self.stages]) for specs in where for n in specs]
+        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(depth={0:
+        3})``."""
+        known = [
+            n
+            for where in ([self.choices], *[[s.choices, *s.blocks[:1]] for s in self.stages])
+            for specs in where
+            for n in specs
+        ]
         known.append("depth")
         for name in limits:
             if name in ("macs", "params"):
                 raise SpaceError(f"narrow() limits choices; give {name}=(lo, hi) to sample()")
             if name not in known:
                 raise SpaceError(f"the space {self.name} has no choice {name!r}: {nearest(name, dict.fromkeys(known))}")
-            if isinstance(limits[name], Mapping) and (name in self.choices or not set(limits[name]) <= set(range(len(self.stages)))):
-                what = "is a choice of the whole network" if name in self.choices else f"has stages 0 to {len(self.stages) - 1}"
+            if isinstance(limits[name], Mapping) and (
+                name in self.choices or not set(limits[name]) <= set(range(len(self.stages)))
+            ):
+                what = (
+                    "is a choice of the whole network"
+                    if name in self.choices
+                    else f"has stages 0 to {len(self.stages) - 1}"
+                )
                 raise SpaceError(f"{self.name}: {name} {what}; {limits[name]!r} does not fit")
 
         def cut(specs: Mapping[str, Spec], stage: int | None) -> dict[str, Spec]:
@@ -262,15 +283,12 @@ class Space:
     # --- JSON ---
 
     def to_json(self) -> str:
-        from superformer.space import space_json
-
-        return space_json.to_json(self)
+        return text.to_json(self)
 
     @staticmethod
-    def from_json(text: str) -> Space:
-        from superformer.space import space_json
-
-        return space_json.from_json(text)
+    def from_json(written: str) -> Space:
+        found: Space = text.made("a space", Space, text.fields(written))
+        return found
 
     def __repr__(self) -> str:
         return f"Space({self.name}: {self.family}, {self.size:.3g} architectures)"
@@ -278,8 +296,25 @@ class Space:
 
 def point(arch: Arch) -> Space:
     """The space that holds one architecture only."""
-    stages = tuple(Stage(block=[dict(b) for b in s.blocks], depth=len(s.blocks), choices=dict(s.choices)) for s in arch.stages)
+    stages = tuple(
+        Stage(block=[dict(b) for b in s.blocks], depth=len(s.blocks), choices=dict(s.choices)) for s in arch.stages
+    )
     return Space(arch.key, arch.family, stages, dict(arch.choices), arch.resolution, dict(arch.options))
+
+
+def check_arch(arch: Arch) -> None:
+    """Refuse an architecture from outside that its family cannot have."""
+    try:
+        found = point(arch)
+    except SpaceError as error:
+        raise ArchError(f"not a {arch.family} network: {error}") from error
+    if found.options != arch.options:
+        raise ArchError(
+            f"options at their default are left out of an architecture: {arch.options} should be {found.options}"
+        )
+
+
+CHECKS.append(check_arch)
 
 
 def _limit(limits: Mapping[str, Any], name: str, stage: int | None) -> Any:

@@ -1,18 +1,23 @@
 """Stages of a space, and the choices they declare.
 
-Choices are written as values (``heads=(3, 6, 12)``), as multiples of another value that are chosen from (`ratio`) or as a fixed multiple
-(`times`).
-"""
+Choices are written as values (``heads=(3, 6, 12)``), as multiples of another value that are chosen from (`ratio`) or as
+a fixed multiple (`times`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from superformer.errors import SpaceError
 from superformer.space.arch import Value, plain
+
+if TYPE_CHECKING:
+    from superformer.space.genes import StageLayout
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,10 @@ def specs_of(given: Mapping[str, object]) -> dict[str, Spec]:
 class Stage:
     """A stage: a line of a paper's table.
 
-    ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of blocks or the
-    numbers it may be. ``skip`` is the probability with which sampling leaves a skippable position out (ViT-ResNAS: one half; ViTAS v1:
-    identity is one of five operations). In a ``tied`` stage all blocks are the same (ViTAS v1, section 5.3).
-    """
+    ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of
+    blocks or the numbers it may be. ``skip`` is the probability with which sampling leaves a skippable position out
+    (ViT-ResNAS: one half; ViTAS v1: identity is one of five operations). In a ``tied`` stage all blocks are the same
+    (ViTAS v1, section 5.3)."""
 
     block: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     depth: int | Iterable[int]
@@ -104,7 +109,9 @@ class Stage:
         if not depths or depths[0] < 0:
             raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {given!r}")
         positions = depths[-1]
-        block = [specs_of(self.block)] * positions if isinstance(self.block, Mapping) else [specs_of(b) for b in self.block]
+        block = (
+            [specs_of(self.block)] * positions if isinstance(self.block, Mapping) else [specs_of(b) for b in self.block]
+        )
         if len(block) != positions:
             raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
         skippable = tuple(sorted(set(self.skippable)))
@@ -161,3 +168,50 @@ class Stage:
             return tuple(range(depth))
         kept = self.free[: depth - (self.positions - len(self.free))]
         return tuple(p for p in range(self.positions) if p not in self.free or p in kept)
+
+
+# How deep a stage is: the probability of each depth, and which positions run at a drawn one.
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def depth_weights(stage: Stage, over: str) -> Floats:
+    """The probability of each depth: every choice uniform, or as many as there are architectures of that depth."""
+    if over == "architectures":
+        total = sum(map(stage.sequences, stage.depths))
+        weights = [stage.sequences(d) / total for d in stage.depths]
+    elif stage.free:
+        free = len(stage.free)
+        fixed = stage.positions - free
+        weights = [
+            math.comb(free, d - fixed) * (1 - stage.skip) ** (d - fixed) * stage.skip ** (stage.positions - d)
+            for d in stage.depths
+        ]
+    else:
+        weights = [1.0] * len(stage.depths)
+    return np.asarray(weights) / math.fsum(weights)
+
+
+def place(
+    genes: Ints, rows: Ints, stage: Stage, where: StageLayout, depth: Ints, over: str, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Write the depth of a stage; free positions are drawn uniformly (or canonical ones taken). Returns which positions
+    run."""
+    if where.depth is not None:
+        genes[rows, where.depth] = np.searchsorted(np.asarray(stage.depths), depth)
+    active = np.arange(stage.positions) < depth[:, None]
+    if stage.free:
+        free = np.asarray(stage.free)
+        extra = depth - (stage.positions - len(free))
+        keys = (
+            rng.random((len(depth), len(free)))
+            if over == "choices"
+            else np.broadcast_to(np.arange(len(free)), (len(depth), len(free)))
+        )
+        on = keys.argsort(1).argsort(1) < extra[:, None]
+        active = np.ones((len(depth), stage.positions), dtype=bool)
+        active[:, free] = on
+        genes[rows[:, None], np.asarray([where.on[p] for p in free])] = on
+    return active

@@ -1,13 +1,14 @@
 """The weights of all total costs of a space, by dynamic programming over rounded costs, and draws from them.
 
-A network's cost is a sum of terms: what leads into each stage, each block that runs, and the end. Each term is rounded to whole bins, so
-there are few different totals. Forwards, block by block, the weight of every total is the sum over the block's choices of the weight of
-what was there before (a knapsack that counts with the probabilities of the unlimited draw). Backwards, a draw starts from a total within
-the limits and takes the depth, each block and each stage's choices with the weights of what they leave. Its probability is then the
-unlimited one, conditioned on the rounded total.
+A network's cost is a sum of terms: what leads into each stage, each block that runs, and the end. Each term is rounded
+to whole bins, so there are few different totals. Forwards, block by block, the weight of every total is the sum over
+the block's choices of the weight of what was there before (a knapsack that counts with the probabilities of the
+unlimited draw). Backwards, a draw starts from a total within the limits and takes the depth, each block and each
+stage's choices with the weights of what they leave. Its probability is then the unlimited one, conditioned on the
+rounded total.
 
-Rounding moves a total by at most half a bin for each term. Limits are widened by that, so that nothing within them is lost; what only
-rounding let in is removed by an exact check afterwards (`superformer.space.sampling.sample_within`).
+Rounding moves a total by at most half a bin for each term. Limits are widened by that, so that nothing within them is
+lost; what only rounding let in is removed by an exact check afterwards (`superformer.space.sampling.sample_within`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from superformer.errors import InfeasibleError
-from superformer.space.depths import Floats, Ints, depth_weights, place
-from superformer.space.exact import Exact, Net, combos
-from superformer.space.space import Genes, Space
-from superformer.space.stage import Stage
+from superformer.space.costs import Exact, Net, combos
+from superformer.space.genes import Genes
+from superformer.space.stage import Floats, Ints, Stage, depth_weights, place
+
+if TYPE_CHECKING:
+    from superformer.space.space import Space
 
 BINS = {1: 16384, 2: 256}
 """Bins for each limited quantity, when one or two are limited."""
@@ -66,11 +69,11 @@ def _shares(row: Ints) -> list[tuple[Ints, float]]:
 
 
 class Tables:
-    """The weight of every rounded total cost, stage by stage and block by block, for one setting of the network-wide choices after another.
+    """The weight of every rounded total cost, stage by stage and block by block, for one setting of the network-wide
+    choices after another.
 
-    Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices, a block on its
-    stage's, the end on the last stage's, and all on the network-wide ones.
-    """
+    Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices,
+    a block on its stage's, the end on the last stage's, and all on the network-wide ones."""
 
     def __init__(self, exact: Exact, over: str, caps: tuple[float, ...]):
         self.space, self.over, self.names, self.range = exact.space, over, exact.names, exact.range
@@ -85,7 +88,9 @@ class Tables:
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
-    def of(space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None) -> Tables:
+    def of(
+        space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None
+    ) -> Tables:
         return Tables(Exact.of(space, names, num_classes, img_size), over, caps)
 
     def _round(self, exact: Ints) -> Ints:
@@ -109,8 +114,8 @@ class Tables:
     # --- weights of totals ---
 
     def _forward(self, exact: Net) -> dict[str, Any]:
-        """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; sums[i][s]: before stage i, with
-        the choices of the one before it at s."""
+        """tables[i][s, j]: the weight of each total after j blocks of stage i, with its choices at s; sums[i][s]:
+        before stage i, with the choices of the one before it at s."""
         tables, enters, blocks = [], [], []
         before = np.zeros((1, self.bins))
         before[0, 0] = 1.0
@@ -156,11 +161,13 @@ class Tables:
         possible = all(limits[n][0] <= self.range[n][1] and limits[n][1] >= self.range[n][0] for n in self.names)
         if not possible or not self._window(limits)[2].sum() > 0:
             together = "" if not possible or len(limits) == 1 else " together"
-            raise InfeasibleError(f"no architecture of {self.space.name} has {say(limits)}{together}; reachable: {reachable}")
+            raise InfeasibleError(
+                f"no architecture of {self.space.name} has {say(limits)}{together}; reachable: {reachable}"
+            )
 
     def _window(self, limits: Mapping[str, tuple[float, float]]) -> tuple[Ints, Ints, Floats]:
-        """The end points (network-wide setting, last stage's setting) and total bins that limits, widened by the rounding, leave, and
-        their weights."""
+        """The end points (network-wide setting, last stage's setting) and total bins that limits, widened by the
+        rounding, leave, and their weights."""
         axes = []
         for q, name in enumerate(self.names):
             low, high = limits[name]
@@ -191,7 +198,9 @@ class Tables:
                 self._walk(genes, rows, own, bins[column[rows]] - self.nets[top]["exit"][own], self.nets[top], rng)
         return genes
 
-    def _walk(self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: np.random.Generator) -> None:
+    def _walk(
+        self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: np.random.Generator
+    ) -> None:
         """Backwards through the stages: the depth, the blocks from the last, then the previous stage's choices."""
         for i in reversed(range(len(self.space.stages))):
             stage, where = self.space.stages[i], self.space.layout.stages[i]
@@ -214,7 +223,9 @@ class Tables:
                     pick = _choose(weight, rng)
                     total[now] -= choice.costs[own[now], pick]
                     at = (order[now] == j).argmax(1)
-                    columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64).reshape(stage.positions, -1)[at]
+                    columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64).reshape(
+                        stage.positions, -1
+                    )[at]
                     genes[rows[now, None], columns] = choice.combos[pick]
             ways = len(self.ways[i])
             if i or ways > 1:
@@ -226,7 +237,15 @@ class Tables:
                 own = previous
 
     def _walk_tied(
-        self, genes: Genes, rows: Ints, own: Ints, total: Ints, i: int, net: Mapping[str, Any], weights: Floats, rng: np.random.Generator
+        self,
+        genes: Genes,
+        rows: Ints,
+        own: Ints,
+        total: Ints,
+        i: int,
+        net: Mapping[str, Any],
+        weights: Floats,
+        rng: np.random.Generator,
     ) -> Ints:
         stage, where, choice = self.space.stages[i], self.space.layout.stages[i], net["blocks"][i][0]
         spent = np.asarray(stage.depths)[None, :, None, None] * choice.costs[own][:, None]

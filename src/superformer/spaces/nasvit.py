@@ -19,14 +19,15 @@ def _convs(width: Sequence[int], depth: range, kernel: Sequence[int], expand: Se
     return Stage({}, [d - 1 for d in depth], {"width": width, "kernel": kernel, "expand": expand})
 
 
-def _transformer(width: Sequence[int], depth: range, mlp: Sequence[int], windows: Sequence[int], **opening: Sequence[int]) -> Stage:
-    return Stage({}, [d - 1 for d in depth], {"width": width, "mlp": ratio(*mlp, of="width"), "windows": windows, **opening})
+def _transformer(
+    width: Sequence[int], depth: range, mlp: Sequence[int], windows: Sequence[int], **opening: Sequence[int]
+) -> Stage:
+    return Stage(
+        {}, [d - 1 for d in depth], {"width": width, "mlp": ratio(*mlp, of="width"), "windows": windows, **opening}
+    )
 
 
-CONVOLUTIONS = (
-    _convs((16, 24), range(1, 3), (3, 5), (1,)),
-    _convs((24, 32), range(3, 6), (3, 5), (4, 5, 6)),
-)
+CONVOLUTIONS = (_convs((16, 24), range(1, 3), (3, 5), (1,)), _convs((24, 32), range(3, 6), (3, 5), (4, 5, 6)))
 CHOICES = {"stem": STEM, "head": HEAD, "resolution": RESOLUTIONS}
 
 SPACES = (
@@ -75,8 +76,11 @@ SPACES = (
 )
 
 
-def network(resolution: int, width: Sequence[int], depth: Sequence[int], kernel: Sequence[int], expand: Sequence[int]) -> Arch:
-    """A network of the released space, in the released form: ``width`` is that of the stem, of the seven stages and of the head."""
+def network(
+    resolution: int, width: Sequence[int], depth: Sequence[int], kernel: Sequence[int], expand: Sequence[int]
+) -> Arch:
+    """A network of the released space, in the released form: ``width`` is that of the stem, of the seven stages and of
+    the head."""
     stem, *widths, head = (int(w) for w in width)
     stages = []
     for i, (w, d, k, t) in enumerate(zip(widths, depth, kernel, expand, strict=True)):
@@ -92,13 +96,18 @@ def map_side(resolution: int, stage: int) -> int:
 
 
 def _table13(resolution: int, expand: Sequence[int], widths: Sequence[int], depth: Sequence[int]) -> Arch:
-    """A column of table 13; what all have in common is filled in. The table's expansion 3 of MBConv-1 contradicts table 1, which has 1."""
+    """A column of table 13; what all have in common is filled in. The table's expansion 3 of MBConv-1 contradicts table
+    1, which has 1."""
     return network(resolution, (16, 16, 24, 32, 64, *widths), (1, 3, 3, 4, *depth), (3,) * 7, (1, *expand, 4, 4, 6, 6))
 
 
 MODELS = {
-    "nasvit_smallest": network(192, (16, 16, 24, 32, 64, 112, 160, 208, 1792), (1, 3, 3, 3, 3, 3, 3), (3,) * 7, (1, 4, 4, 4, 4, 6, 6)),
-    "nasvit_largest": network(288, (24, 24, 32, 40, 72, 128, 184, 224, 1984), (2, 5, 6, 6, 9, 8, 6), (5, 5, 3, 3, 3, 3, 3), (1, *(6,) * 6)),
+    "nasvit_smallest": network(
+        192, (16, 16, 24, 32, 64, 112, 160, 208, 1792), (1, 3, 3, 3, 3, 3, 3), (3,) * 7, (1, 4, 4, 4, 4, 6, 6)
+    ),
+    "nasvit_largest": network(
+        288, (24, 24, 32, 40, 72, 128, 184, 224, 1984), (2, 5, 6, 6, 9, 8, 6), (5, 5, 3, 3, 3, 3, 3), (1, *(6,) * 6)
+    ),
     "nasvit_a1": _table13(192, (4, 4), (112, 160, 216, 1792), (3, 3, 3)),
     "nasvit_a2": _table13(224, (4, 6), (112, 160, 208, 1792), (3, 5, 4)),
     "nasvit_a3": _table13(256, (5, 5), (112, 160, 216, 1984), (4, 7, 5)),

@@ -1,8 +1,7 @@
 """ViTAS: the DeiT-like spaces of v1 and v2, and the released networks.
 
-v1 lets every position be an identity; v2 shifts identities to the end of the stage and shares channels cyclically. "Max Output Dim" of
-the attention is the width of q, k and v together: a third of it is the attention width.
-"""
+v1 lets every position be an identity; v2 shifts identities to the end of the stage and shares channels cyclically. "Max
+Output Dim" of the attention is the width of q, k and v together: a third of it is the attention width."""
 
 from __future__ import annotations
 
@@ -24,7 +23,9 @@ def _block(widest: int) -> dict[str, tuple[int, ...]]:
 def _v1(name: str, width: int, widest: int) -> Space:
     """v1, table 1 (and 9): 16 positions, each a block with one of four head counts or an identity."""
     stage = Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5)
-    return Space(name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE)
+    return Space(
+        name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE
+    )
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
@@ -33,10 +34,12 @@ def _v2(name: str, width: int, widest: int) -> Space:
     (Table 2 of v2 prints 16 positions, v1's; the appendix, which is specific, has 14.)
     """
     stage = Stage(_block(widest), depth=range(15))
-    return Space(name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE)
+    return Space(
+        name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE
+    )
 
 
-SPACES = (
+SPACES: tuple[Space, ...] = (
     _v1("vitas-v1", 384, 1440),
     _v1("vitas-v1-wide", 768, 2880),
     # v1, section 5.3: one block, repeated 12 times; 10 widths x 4 head counts x 10 attention widths x 10 hidden widths.
@@ -53,33 +56,41 @@ SPACES = (
 )
 
 
-def network(width: int, blocks: list[tuple[int, int, int]], patch_size: int = 16, options: dict[str, object] | None = None) -> Arch:
+def vit_network(
+    width: int, blocks: list[tuple[int, int, int]], patch_size: int = 16, options: dict[str, object] | None = None
+) -> Arch:
     """A network of blocks (heads, attention width, hidden width)."""
     stage = StageArch(tuple(Values(heads=h, attn=a, mlp=f) for h, a, f in blocks))
-    return Arch("vit", 224, Values(patch_size=patch_size, width=width), (stage,), Values(OPTIONS if options is None else options))
+    return Arch(
+        "vit",
+        224,
+        Values(patch_size=patch_size, width=width),
+        (stage,),
+        Values(OPTIONS if options is None else options),
+    )
 
 
-MODELS = {
-    "vitas_858m": network(
+MODELS: dict[str, Arch] = {
+    "vitas_858m": vit_network(
         154,
         [(12, 96, 1008), (16, 240, 576), (6, 96, 1296), (16, 336, 720), (16, 384, 1008), (16, 288, 1152), (16, 480, 1296)],
     ),
-    "vitas_1g": network(
+    "vitas_1g": vit_network(
         192,
         [
             (16, 96, 864), (16, 144, 576), (16, 144, 1008), (12, 384, 864),
             (12, 336, 720), (12, 288, 576), (16, 144, 1296), (6, 288, 864),
         ],
     ),
-    "vitas_1_3g": network(230, [(3, 144, 720)] * 12),
-    "vitas_2_7g": network(
+    "vitas_1_3g": vit_network(230, [(3, 144, 720)] * 12),
+    "vitas_2_7g": vit_network(
         346,
         [
             (16, 240, 720), (16, 336, 864), (16, 288, 1008), (6, 288, 1008), (3, 192, 720), (12, 432, 1296),
             (6, 432, 1152), (12, 240, 144), (12, 480, 864), (6, 192, 1008), (12, 384, 1296),
         ],
     ),
-    "vitas_4_9g": network(
+    "vitas_4_9g": vit_network(
         307,
         [
             (16, a, f)
@@ -90,3 +101,92 @@ MODELS = {
         ],
     ),
 }  # fmt: skip
+
+
+# ViTAS v2's Twins spaces (table 1, figure 6), and the networks they were made from.
+#
+# "Max_a" is the width of q, k and v together, as in the DeiT-like spaces: a third of it is the attention width. The
+# searched networks ViTAS-Twins-T/S/B/L are not published: figure 11 only draws the proportions of three of them.
+
+
+TWINS_HEADS = (2, 4, 8, 16)
+TYPES = ("local", "global")
+
+
+def _twins(name: str, *stages: tuple[int, int, int, int]) -> Space:
+    """Stages of (width of the embedding, Max_a, Max_m, positions) with identity shifting (v2, section 5)."""
+    return Space(
+        f"vitas-twins-{name}",
+        "twins",
+        tuple(
+            Stage(
+                {"type": TYPES, "heads": TWINS_HEADS, "attn": tenths(attn, parts=3), "mlp": tenths(mlp)},
+                depth=range(positions + 1),
+                choices={"width": tenths(width)},
+            )
+            for width, attn, mlp, positions in stages
+        ),
+    )
+
+
+_TWINS_SMALL = ((128, 480, 512, 4), (256, 960, 1024, 4), (512, 1920, 2048, 12), (1024, 3840, 4096, 6))
+
+SPACES += (
+    _twins("tiny", *_TWINS_SMALL),  # figure 6a prints the small space
+    _twins("small", *_TWINS_SMALL),
+    _twins("base", (192, 480, 768, 4), (384, 960, 1536, 4), (768, 1920, 3072, 20), (1536, 3840, 6144, 4)),
+    _twins("large", (256, 960, 1024, 4), (512, 1920, 2048, 4), (1024, 3840, 4096, 20), (2048, 7680, 8192, 4)),
+)
+
+
+def twins_network(width: int, heads: int, depths: tuple[int, ...]) -> Arch:
+    """A Twins-SVT: local and global blocks in turn; width and heads double from stage to stage."""
+    stages = []
+    for i, depth in enumerate(depths):
+        wide = width << i
+        blocks = (Values(type=TYPES[k % 2], heads=heads << i, attn=wide, mlp=4 * wide) for k in range(depth))
+        stages.append(StageArch(tuple(blocks), Values(width=wide)))
+    return Arch("twins", 224, Values(), tuple(stages))
+
+
+MODELS |= {
+    "twins_svt_s": twins_network(64, 2, (2, 2, 10, 4)),
+    "twins_svt_b": twins_network(96, 3, (2, 2, 18, 2)),
+    "twins_svt_l": twins_network(128, 4, (2, 2, 18, 2)),
+}
+"""Twins-SVT, under names that timm does not use."""
+
+
+# ResNet-50 with searched widths (ViTAS v2, appendix A.7).
+#
+# The appendix takes "the same search space as" BCNet and gives no table of its own; the recipe partitions every width
+# into 10 groups. So each convolution of ResNet-50 has ten widths, those that a residual ties together one for the
+# whole stage; depths are not searched.
+
+
+BLOCKS = (3, 4, 6, 3)
+"""Bottlenecks of each stage of ResNet-50, the first of which leads into it."""
+
+
+def _resnet_stage(i: int) -> Stage:
+    inner, outer = tenths(64 * 2**i), tenths(256 * 2**i)
+    return Stage(
+        {"mid1": inner, "mid2": inner}, depth=BLOCKS[i] - 1, choices={"width": outer, "entry1": inner, "entry2": inner}
+    )
+
+
+SPACES += (Space("vitas-resnet50", "resnet", tuple(_resnet_stage(i) for i in range(4)), {"stem": tenths(64)}),)
+
+
+def resnet_network(blocks: tuple[int, ...], inner: int = 64, resolution: int = 224) -> Arch:
+    """A plain ResNet of so many bottlenecks in each stage: inner widths double from stage to stage, outer widths are
+    256 at first."""
+
+    def stage(i: int, n: int) -> StageArch:
+        mid = inner * 2**i
+        return StageArch((Values(mid1=mid, mid2=mid),) * (n - 1), Values(width=256 * 2**i, entry1=mid, entry2=mid))
+
+    return Arch("resnet", resolution, Values(stem=64), tuple(stage(i, n) for i, n in enumerate(blocks)))
+
+
+MODELS |= {"resnet50_plain": resnet_network(BLOCKS)}

@@ -1,37 +1,120 @@
-"""The loop: from a recipe and pictures to a trained supernet in a run folder. Killed at any moment, the same call goes on where it was."""
+"""The network and the trainer that a recipe describes, before the first step."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from superformer import data, provenance
-from superformer.errors import StoppedError
+from superformer import data
+from superformer.elastic.conv import synchronise
+from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
-from superformer.families.base import Network
-from superformer.interrupt import deferred
-from superformer.memory import keep_freed
+from superformer.families.network import Network
+from superformer.interop.timm_weights import from_timm
+from superformer.kernels.memory import keep_freed
+from superformer.progress import Tell, deferred, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.run import Run
+from superformer.recipes.settings import Start
+from superformer.runs import folder as provenance
+from superformer.runs import storage as checkpoint
+from superformer.runs.folder import Run
+from superformer.runs.processes import World, pinned
+from superformer.runs.storage import load_network, load_supernet, save_supernet
 from superformer.space import Space
-from superformer.telling import Tell, quiet, teller
-from superformer.threads import pinned
-from superformer.train import checkpoint, state, watch
-from superformer.train.order import sort_channels
-from superformer.train.prepare import prepare
-from superformer.train.show import Display, Metrics, Pace
+from superformer.spaces import supernet
+from superformer.train import display as watch
+from superformer.train import losses as teachers
+from superformer.train import step as state
+from superformer.train import warm_start as start
+from superformer.train.channel_sort import sort_channels
+from superformer.train.display import Display, Metrics, Pace
 from superformer.train.step import Outcome, Trainer
-from superformer.train.world import World
-from superformer.trained import save_supernet
 
 
-def train(recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None) -> Run:
+def prepare(
+    recipe: Recipe,
+    space: Space,
+    classes: Sequence[str],
+    steps: int,
+    steps_per_epoch: int,
+    world: World,
+    begins: bool = True,
+    tell: Tell = lambda text: None,
+) -> Trainer:
+    """The trainer of a run that begins, or (without weights to start from) of one that goes on."""
+    words: dict[str, Any] = {}
+    if recipe.mix.patches != "off":
+        if space.family != "vit_res":
+            raise SuperformerError(
+                f"mix.patches needs networks with a patch head (family vit_res), not {space.family}: set mix.patches=off"
+            )
+        words["patch_head"] = True
+    if recipe.train.channel_sort and recipe.sharing != "ordinal":
+        raise SuperformerError(
+            f"train.channel_sort puts the best channels first; {recipe.sharing} sharing has no first ones: set it to 0"
+        )
+    if recipe.sampling.rule == "multi" and recipe.train.batch_size % (
+        recipe.sampling.networks * recipe.train.accumulate * world.size
+    ):
+        raise SuperformerError(
+            f"a batch of {recipe.train.batch_size} cannot be shared equally by {recipe.sampling.networks} networks, {world.size} processes"
+            f" and {recipe.train.accumulate} parts: change train.batch_size or sampling.networks"
+        )
+    taught = teachers.load(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, tuple(classes))
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **words)
+    if begins and (report := warm_start(net, recipe.start)) is not None:
+        tell(report.text())
+    net.to(world.device).train()
+    if recipe.train.sync_norm and world.size > 1:
+        synchronise(net)
+    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in taught])
+
+
+def warm_start(net: Network, settings: Start) -> start.Report | None:
+    """Weights to begin with, from an earlier run, a stand-alone network or a timm network."""
+    given = [name for name in ("run", "network", "timm") if getattr(settings, name) is not None]
+    if len(given) > 1:
+        raise SuperformerError(f"start.{given[0]} and start.{given[1]} are two beginnings: give one of them")
+    if settings.run is not None:
+        return start.from_supernet(net, load_supernet(Run.open(settings.run).supernet_file))
+    if settings.network is not None:
+        return start.from_network(net, load_network(settings.network).net)
+    if settings.timm is None:
+        return None
+    words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
+    if settings.checkpoint is not None:
+        if not settings.checkpoint.endswith(".safetensors"):
+            raise SuperformerError(
+                f"start.checkpoint must be a safetensors file, which can hold nothing but weights, not {settings.checkpoint}"
+            )
+        words["checkpoint_path"] = settings.checkpoint
+    try:
+        model = from_timm(settings.timm, **words)
+    except SuperformerError:
+        raise
+    except Exception as error:  # timm's own errors are of many kinds
+        raise SuperformerError(
+            f"timm cannot make {settings.timm!r} with these weights ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
+            "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
+        ) from error
+    return start.from_network(net, model)
+
+
+# The loop: from a recipe and pictures to a trained supernet in a run folder. Killed at any moment, the same call goes
+# on where it was.
+
+
+def train(
+    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None
+) -> Run:
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
 
     ``changes`` are ``key=value`` words for a recipe given by name or file.
@@ -56,7 +139,9 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run = Run(folder)
     run.check(recipe, facts)
-    loop = _Loop(run, recipe, space, pictures, img_size, steps_per_epoch, world, quiet(console if world.first else None))
+    loop = _Loop(
+        run, recipe, space, pictures, img_size, steps_per_epoch, world, quiet(console if world.first else None)
+    )
     trainer = loop.prepare()  # what is wrong with the settings is found before anything is written
     with run.lock() if world.first else nullcontext():
         if world.first:
@@ -102,8 +187,8 @@ class _Loop:
         return self.run
 
     def _sort(self, trainer: Trainer) -> None:
-        """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance; the optimiser's
-        moments and the average of the weights follow (the released ones do not)."""
+        """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance;
+        the optimiser's moments and the average of the weights follow (the released ones do not)."""
         order = sort_channels(trainer.net)
         order.follow(trainer.optimizer, trainer.net)
         if trainer.ema is not None:
@@ -159,7 +244,9 @@ class _Loop:
                 if world.first and (self._save_due() or self.interrupt.asked):
                     self._save(trainer, self.done)
                 if self.interrupt.asked and self.done < self.steps:
-                    raise StoppedError(f"interrupted after step {self.done} of {self.steps}: the same command goes on from here")
+                    raise StoppedError(
+                        f"interrupted after step {self.done} of {self.steps}: the same command goes on from here"
+                    )
                 if self.done >= self.steps:
                     break
         return self.done
@@ -208,7 +295,13 @@ class _Loop:
             return
         recipe = self.recipe
         judge = Evaluator.of(
-            trainer.best, recipe, self.pictures, self.pictures.search, self.img_size, recipe.watch.pictures, self.world.device
+            trainer.best,
+            recipe,
+            self.pictures,
+            self.pictures.search,
+            self.img_size,
+            recipe.watch.pictures,
+            self.world.device,
         )
         found = watch.check(judge, watch.watched(self.space, recipe.watch.networks, recipe.seed))
         assert self.metrics is not None

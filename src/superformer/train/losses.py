@@ -5,13 +5,19 @@ Everything is computed in float32 at least, also where the networks run in bfloa
 
 from __future__ import annotations
 
+import difflib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
+import timm
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from superformer.errors import SuperformerError
 from superformer.recipes.settings import Loss
+from superformer.runs.storage import IMAGENET, load_network
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -21,11 +27,14 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), (_full(targets).flatten(0, -2) if soft else targets.flatten()))
 
 
-def token_labelling(logits: Tensor, patch_logits: Tensor, targets: Tensor, patch_targets: Tensor, weight: float = 1.0) -> Tensor:
-    """Token labelling (ViT-ResNAS, section 2.4 and 3.1): the loss of the patch tokens "is directly added to the classification loss".
+def token_labelling(
+    logits: Tensor, patch_logits: Tensor, targets: Tensor, patch_targets: Tensor, weight: float = 1.0
+) -> Tensor:
+    """Token labelling (ViT-ResNAS, section 2.4 and 3.1): the loss of the patch tokens "is directly added to the
+    classification loss".
 
-    ``patch_logits`` (batch, patches, classes); ``patch_targets`` soft targets of the same shape, or labels (batch, patches).
-    """
+    ``patch_logits`` (batch, patches, classes); ``patch_targets`` soft targets of the same shape, or labels (batch,
+    patches)."""
     return soft_cross_entropy(logits, targets) + weight * soft_cross_entropy(patch_logits, patch_targets)
 
 
@@ -51,16 +60,20 @@ def distillation(logits: Tensor, teacher: Tensor, settings: Loss) -> Tensor:
 
 
 def kl(logits: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student), the mean over the batch (NASViT, appendix C.1, with D the Kullback-Leibler divergence)."""
+    """KL(teacher || student), the mean over the batch (NASViT, appendix C.1, with D the Kullback-Leibler
+    divergence)."""
     p, q = (_full(x).log_softmax(-1) for x in (teacher.detach(), logits))
     return F.kl_div(q, p, reduction="batchmean", log_target=True)
 
 
-def alpha_divergence(logits: Tensor, teacher: Tensor, alpha: tuple[float, float] = (-1.0, 1.0), clip: float = 5.0) -> Tensor:
-    """Adaptive alpha-divergence (NASViT, section 2, as in AlphaNet): for each picture the larger one of two divergences.
+def alpha_divergence(
+    logits: Tensor, teacher: Tensor, alpha: tuple[float, float] = (-1.0, 1.0), clip: float = 5.0
+) -> Tensor:
+    """Adaptive alpha-divergence (NASViT, section 2, as in AlphaNet): for each picture the larger one of two
+    divergences.
 
-    Returned is the batch mean of the chosen surrogates, whose gradient is the (clipped) divergence's; the number itself may be negative.
-    """
+    Returned is the batch mean of the chosen surrogates, whose gradient is the (clipped) divergence's; the number itself
+    may be negative."""
     low, high = (divergence(logits, teacher, a, clip) for a in alpha)
     return torch.where(low[0] > high[0], low[1], high[1]).mean()
 
@@ -68,10 +81,10 @@ def alpha_divergence(logits: Tensor, teacher: Tensor, alpha: tuple[float, float]
 def divergence(logits: Tensor, teacher: Tensor, alpha: float, clip: float = 5.0) -> tuple[Tensor, Tensor]:
     """The alpha-divergence of each picture: its value, and the surrogate loss that carries the gradient.
 
-    With w = p/q (teacher over student) and f(w) = w^alpha / (alpha (alpha - 1)) the value is sum q (f(w) - f(1)). The surrogate is -sum q
-    rho log q, with rho = w^alpha / alpha + f(1), where only log q has a gradient. w^alpha is clipped, but at alpha = 1 (as released),
-    where the value is KL(teacher || student) and the surrogate the cross-entropy. Alpha = 0 is the limit, KL(student || teacher).
-    """
+    With w = p/q (teacher over student) and f(w) = w^alpha / (alpha (alpha - 1)) the value is sum q (f(w) - f(1)). The
+    surrogate is -sum q rho log q, with rho = w^alpha / alpha + f(1), where only log q has a gradient. w^alpha is
+    clipped, but at alpha = 1 (as released), where the value is KL(teacher || student) and the surrogate the
+    cross-entropy. Alpha = 0 is the limit, KL(student || teacher)."""
     log_q, log_p = _full(logits).log_softmax(-1), _full(teacher).detach().log_softmax(-1)
     q, log_w = log_q.detach().exp(), log_p - log_q.detach()
     if abs(alpha - 1) < 1e-3:
@@ -87,3 +100,110 @@ def divergence(logits: Tensor, teacher: Tensor, alpha: float, clip: float = 5.0)
 
 def _full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+# Outside teachers: pretrained networks whose predictions are targets (NASViT, section 2: an EfficientNet-B5 teaches
+# the largest network; released: the mean of two ResNeXt-101).
+
+
+class Teacher(nn.Module):
+    """A network in eval mode, on pictures that were normalised for another one.
+
+    Networks with a fixed input size get the pictures resized; others see them as they are, as NASViT's do.
+    """
+
+    def __init__(self, net: nn.Module, scale: Tensor, shift: Tensor, size: tuple[int, int] | None):
+        super().__init__()
+        self.net, self.size = net.eval().requires_grad_(False), size
+        self.scale: Tensor
+        self.shift: Tensor
+        self.register_buffer("scale", scale.view(-1, 1, 1))
+        self.register_buffer("shift", shift.view(-1, 1, 1))
+        self.same = bool(torch.allclose(scale, torch.ones(()))) and bool(
+            torch.allclose(shift, torch.zeros(()), atol=1e-6)
+        )
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        if not self.same:
+            x = x * self.scale + self.shift
+        if self.size is not None and tuple(x.shape[-2:]) != self.size:
+            x = F.interpolate(x, self.size, mode="bicubic", align_corners=False)
+        out: Tensor = self.net(x)
+        return out
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Teachers stay in eval mode."""
+        return super().train(False)
+
+
+def load(
+    names: Sequence[str],
+    num_classes: int,
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    classes: Sequence[str] = (),
+) -> list[Teacher]:
+    """Teachers by name: timm models with published weights, or folders with a network of ours
+    (`superformer.runs.storage`).
+
+    ``mean`` and ``std`` are those that the pictures were normalised with; ``classes`` the names of the data's classes,
+    compared with those that a folder tells."""
+    return [
+        (_folder if Path(n).is_dir() or os.sep in n else _timm)(n, num_classes, tuple(mean), tuple(std), tuple(classes))
+        for n in names
+    ]
+
+
+def _folder(
+    name: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...], classes: tuple[str, ...]
+) -> Teacher:
+    found = load_network(name)
+    _check(name, found.net.num_classes, num_classes)
+    if classes and found.classes and classes != found.classes:
+        a, b = next((a, b) for a, b in zip(classes, found.classes, strict=True) if a != b)
+        raise SuperformerError(
+            f"the teacher {name} knows other classes than the data, or in another order: {b!r} where the data have {a!r}"
+        )
+    return Teacher(found.net, *_normalisation((mean, std), (found.mean, found.std)), None)
+
+
+def _timm(
+    name: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...], classes: tuple[str, ...]
+) -> Teacher:
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f": did you mean {near[0]!r}?" if near else "; timm.list_models(pretrained=True) names all"
+        raise SuperformerError(f"unknown teacher {name!r}, neither a folder nor a model of timm{hint}")
+    cfg = timm.get_pretrained_cfg(name)
+    if cfg is None or not cfg.has_weights:
+        raise SuperformerError(
+            f"the teacher {name} has no published weights; timm.list_models(pretrained=True) names those that have"
+        )
+    _check(name, cfg.num_classes, num_classes)
+    try:
+        net = timm.create_model(name, pretrained=True)
+    except Exception as error:  # what a download may raise is the affair of several libraries
+        raise SuperformerError(
+            f"the weights of the teacher {name} could not be loaded ({type(error).__name__}: {error})"
+        ) from error
+    size = (cfg.input_size[-2], cfg.input_size[-1]) if cfg.fixed_input_size else None
+    return Teacher(net, *_normalisation((mean, std), (cfg.mean, cfg.std)), size)
+
+
+def _check(name: str, has: int, needed: int) -> None:
+    if has != needed:
+        raise SuperformerError(
+            f"the teacher {name} knows {has} classes, the data have {needed}: a teacher must know the same classes"
+        )
+
+
+def _normalisation(
+    given: tuple[Sequence[float], Sequence[float]], wanted: tuple[Sequence[float], Sequence[float]]
+) -> tuple[Tensor, Tensor]:
+    """The scale and the shift that lead from one normalisation to another."""
+    (m, s), (mean, std) = (tuple(torch.tensor(v, dtype=torch.float32) for v in pair) for pair in (given, wanted))
+    if m.shape != mean.shape:
+        raise SuperformerError(f"a teacher for pictures of {len(mean)} channels cannot see pictures of {len(m)}")
+    return s / std, (m - mean) / std

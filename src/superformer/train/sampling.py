@@ -1,26 +1,157 @@
-"""Which sub-networks a step trains.
+"""Progressive shrinking: the largest choices first, smaller ones little by little (ViT-ResNAS, appendix C: *warm up*;
+filter warm-up).
 
-* ``single``: one, drawn uniformly (SPOS, AutoFormer, ViTAS);
-* ``sandwich``: the largest, the smallest, and some random ones (S3, algorithm 2, with two; NASViT, section 2, with two);
-* ``multi``: several in one forward-backward pass, each on its part of the batch (ViT-ResNAS, section 2.3).
-
-There is no state: the step's number and the seed decide everything, so a resumed run draws what the unbroken one would have drawn, and
-all processes draw the same. (NASViT's and AutoFormer's processes draw each its own.)
-"""
+"At the beginning, we only sample and train the largest sub-network. As the training proceeds, we gradually sample and
+train sub-networks with smaller widths and depths. After 25 % of total training epochs, sub-networks with any width and
+depth can be sampled." The paper does not say how; the schedule is the released one, by steps instead of epochs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superformer.cost.population import cost, skeleton
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes.settings import Sampling
 from superformer.sharing import SIDES, Sharing
-from superformer.space import Space
+from superformer.space import Space, Stage
 from superformer.space.arch import Arch
-from superformer.train import identity, warmup
+from superformer.space.costs import cost, skeleton
+from superformer.space.stage import Spec, Times
+
+EXISTENCE = 4
+"""Whether a skippable block runs is a choice from the list [yes, yes, no, no], as released."""
+
+
+def enabled(choices: int, step: int, length: int) -> int:
+    """How many of a list of choices, the largest ones, may be drawn at a step of a warm-up of ``length`` steps."""
+    return choices if step >= length else 1 + step * (choices - 1) // length
+
+
+def skip(stage: Stage, step: int, length: int) -> float:
+    """The probability of leaving a skippable block out: with [yes, yes, no, no] nothing, then 1/3, then 1/2.
+
+    With another final probability than one half the odds grow in the same way: nothing, half of the final ones, the
+    final ones."""
+    absent = max(enabled(EXISTENCE, step, length) - EXISTENCE // 2, 0) / (EXISTENCE // 2)
+    odds = absent * stage.skip / (1 - stage.skip)
+    return odds / (1 + odds)
+
+
+def lengths(space: Space) -> tuple[int, ...]:
+    """The lengths of all lists of choices: two steps with the same number enabled of each have the same space."""
+    found = {len(spec.values) for spec in space.choices.values()}
+    for stage in space.stages:
+        found |= {len(spec.values) for specs in (stage.choices, *stage.blocks) for spec in specs.values()}
+        found.add(EXISTENCE if stage.free else len(stage.depths))
+    return tuple(sorted(found))
+
+
+def narrowed(space: Space, step: int, length: int) -> Space:
+    """The space that a step of the warm-up draws from: every architecture in it lies in ``space``, too."""
+    if step >= length:
+        return space
+
+    def cut(specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        return {
+            name: spec
+            if isinstance(spec, Times)
+            else replace(spec, values=spec.values[-enabled(len(spec.values), step, length) :])
+            for name, spec in specs.items()
+        }
+
+    stages = []
+    for stage in space.stages:
+        own = replace(
+            stage, block=[cut(b) for b in stage.blocks], depth=stage.positions, skippable=(), choices=cut(stage.choices)
+        )
+        if not stage.free:
+            own = replace(own, depth=stage.depths[-enabled(len(stage.depths), step, length) :])
+        elif share := skip(stage, step, length):
+            own = replace(own, skippable=stage.free, skip=share)
+        stages.append(own)
+    return replace(space, name=f"{space.name}-warmup", stages=tuple(stages), choices=cut(space.choices))
+
+
+# The search for the probability of identities (ViTAS v1, section 4.3, *constrained sampling for budget alignment*).
+#
+# Where every position of a stage may be an identity, the average cost of what is sampled depends on how often it is.
+# The paper sets the probability ``p`` such that ``B = E[B(alpha)]`` for a budget ``B``: the supernet is then trained
+# at about the size that is searched for. As released: start at 0.5; while the mean of 1000 samples lies above the
+# window add 0.01, while it lies below subtract 0.01.
+#
+# The released counter takes the classifier once for each patch and leaves the class token out; here the samples' true
+# MACs are counted.
+
+
+SAMPLES, START, STEPS = 1000, 50, 100
+"""Samples for each mean; the first probability and all of them, in hundredths."""
+
+
+def search(mean: Callable[[float], float], low: float, high: float) -> float:
+    """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``.
+
+    The released loop runs for ever when a step of 0.01 jumps over the window; this one says so.
+    """
+    at, seen = START, dict[int, float]()
+    while True:
+        value = seen[at] = mean(at / STEPS)
+        if low <= value <= high:
+            return at / STEPS
+        here, at = at, at + (1 if value > high else -1)
+        wanted = f"no probability of identities gives expected MACs from {low:,.0f} to {high:,.0f}: at {here / STEPS:g} they are {value:,.0f}"
+        if at in seen:
+            raise InfeasibleError(f"{wanted}, at {at / STEPS:g} {seen[at]:,.0f}; widen the window")
+        if not 0 < at < STEPS:
+            raise InfeasibleError(
+                f"{wanted}, and there is nothing beyond; {'raise' if value > high else 'lower'} the window"
+            )
+
+
+def with_identities(space: Space, probability: float) -> Space:
+    """The space whose skippable positions are identities with this probability."""
+    return replace(
+        space, stages=tuple(replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages)
+    )
+
+
+def aligned(
+    space: Space,
+    limits: tuple[float | None, float | None],
+    seed: list[int],
+    num_classes: int = 1000,
+    img_size: int | None = None,
+) -> Space:
+    """The space with the probability of identities that brings the expected MACs within limits.
+
+    Every probability is tried with the same random numbers, drawn from ``seed``.
+    """
+    if not any(s.free for s in space.stages):
+        raise SuperformerError(
+            f"sampling: identity needs free identities, and {space.name} has none (its stages have lists of depths); "
+            "give the limits as macs instead, and every random network is drawn within them"
+        )
+    low, high = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
+    if low > high:
+        raise InfeasibleError(f"identity={limits!r} leaves nothing: the lower end must not be above the upper end")
+
+    def mean(probability: float) -> float:
+        genes = with_identities(space, probability).sample_genes(SAMPLES, np.random.default_rng(seed))
+        return float(cost(space, genes, num_classes, img_size).macs.mean())
+
+    return with_identities(space, search(mean, float(low), float(high)))
+
+
+# Which sub-networks a step trains.
+#
+# * ``single``: one, drawn uniformly (SPOS, AutoFormer, ViTAS); * ``sandwich``: the largest, the smallest, and some
+# random ones (S3, algorithm 2, with two; NASViT, section 2, with two); * ``multi``: several in one forward-backward
+# pass, each on its part of the batch (ViT-ResNAS, section 2.3).
+#
+# There is no state: the step's number and the seed decide everything, so a resumed run draws what the unbroken one
+# would have drawn, and all processes draw the same. (NASViT's and AutoFormer's processes draw each its own.)
+
 
 ARCHS, SIDE, IDENTITY = 1, 2, 3
 """What a random stream is for."""
@@ -32,9 +163,9 @@ BLOCK = 64
 class Turn:
     """One forward-backward pass of a step.
 
-    Several ``archs`` share the batch in equal parts. Two ``sides`` (bilateral sharing): a pass with each on the same pictures, their logits
-    added, one backward, as ViTAS released it. The ``largest`` of a sandwich is the teacher of the others.
-    """
+    Several ``archs`` share the batch in equal parts. Two ``sides`` (bilateral sharing): a pass with each on the same
+    pictures, their logits added, one backward, as ViTAS released it. The ``largest`` of a sandwich is the teacher of
+    the others."""
 
     archs: tuple[Arch, ...]
     sides: tuple[str, ...] = ("left",)
@@ -44,27 +175,39 @@ class Turn:
 class Sampler:
     """The turns of every step.
 
-    With limits (``macs``, ``params``) random networks are drawn within them; the largest and the smallest of a sandwich remain those of the
-    space, which bound all others (S3's algorithm 2 is "without resource constraints"; no paper limits a sandwich). During a
-    warm-up the smallest is that of the choices admitted so far. With limits the warm-up begins where the first networks within them appear.
-    """
+    With limits (``macs``, ``params``) random networks are drawn within them; the largest and the smallest of a sandwich
+    remain those of the space, which bound all others (S3's algorithm 2 is "without resource constraints"; no paper
+    limits a sandwich). During a warm-up the smallest is that of the choices admitted so far. With limits the warm-up
+    begins where the first networks within them appear."""
 
     def __init__(
-        self, space: Space, settings: Sampling, *, sharing: str, num_classes: int, seed: int, total_steps: int, img_size: int | None = None
+        self,
+        space: Space,
+        settings: Sampling,
+        *,
+        sharing: str,
+        num_classes: int,
+        seed: int,
+        total_steps: int,
+        img_size: int | None = None,
     ):
         self.settings, self.num_classes, self.seed, self.img_size = settings, num_classes, seed, img_size
         self.random = {"single": 1, "sandwich": settings.networks, "multi": settings.networks}[settings.rule]
         if settings.rule == "multi" and not self.random:
             raise SuperformerError("sampling: rule=multi needs networks of at least 1, the number that share a batch")
         if settings.sides != "left" and Sharing(sharing).sides != SIDES:
-            raise SuperformerError(f"sampling: sides={settings.sides} needs bilateral sharing; {sharing} sharing has the left side only")
+            raise SuperformerError(
+                f"sampling: sides={settings.sides} needs bilateral sharing; {sharing} sharing has the left side only"
+            )
         if settings.identity is not None:
             if settings.over != "choices":
-                raise SuperformerError("sampling: identity sets a probability of over=choices; over=architectures does not use it")
-            space = identity.aligned(space, settings.identity, [seed, IDENTITY], num_classes, img_size)
+                raise SuperformerError(
+                    "sampling: identity sets a probability of over=choices; over=architectures does not use it"
+                )
+            space = aligned(space, settings.identity, [seed, IDENTITY], num_classes, img_size)
         self.space, self.sharing = space, sharing
         self.warmup_steps = round(settings.warmup * total_steps)
-        self._lengths = warmup.lengths(space)
+        self._lengths = lengths(space)
         self._spaces: dict[tuple[int, ...], Space] = {}
         self._drawn: tuple[tuple[object, int], list[Arch]] | None = None
 
@@ -81,12 +224,15 @@ class Sampler:
         return [Turn((self.space.largest(),), sides, "largest"), *(Turn((arch,), sides) for arch in (smallest, *drawn))]
 
     def covers_all(self) -> bool:
-        """Whether every step touches every weight: the largest of a sandwich does, unless some weights are private to other choices
-        (ViTAS v1's class tokens, q and k; NASViT's scales)."""
+        """Whether every step touches every weight: the largest of a sandwich does, unless some weights are private to
+        other choices (ViTAS v1's class tokens, q and k; NASViT's scales)."""
         if self.settings.rule != "sandwich" and self.space.size > 1:
             return False
         net = skeleton(self.space, self.num_classes)
-        return bool(cost(self.space, self.space.largest(), self.num_classes).params[0] == sum(p.numel() for p in net.parameters()))
+        return bool(
+            cost(self.space, self.space.largest(), self.num_classes).params[0]
+            == sum(p.numel() for p in net.parameters())
+        )
 
     def space_at(self, step: int) -> Space:
         """The space that a step's random networks come from: during the warm-up a part of the whole."""
@@ -98,14 +244,14 @@ class Sampler:
         return self._spaces[level]
 
     def _level(self, step: int) -> tuple[int, ...]:
-        return tuple(warmup.enabled(n, step, self.warmup_steps) for n in self._lengths)
+        return tuple(enabled(n, step, self.warmup_steps) for n in self._lengths)
 
     def _narrowed(self, step: int) -> Space:
         """The space of a step of the warm-up, or of the first later one that has a network within the limits."""
         level: tuple[int, ...] = ()
         for later in range(step, self.warmup_steps):
             if self._level(later) != level:
-                level, space = self._level(later), warmup.narrowed(self.space, later, self.warmup_steps)
+                level, space = self._level(later), narrowed(self.space, later, self.warmup_steps)
                 try:
                     self._draw(space, 1, np.random.default_rng(0))
                 except InfeasibleError:
@@ -115,10 +261,19 @@ class Sampler:
 
     def _draw(self, space: Space, n: int, rng: np.random.Generator) -> list[Arch]:
         own = self.settings
-        return space.sample(n, rng, macs=own.macs, params=own.params, over=own.over, num_classes=self.num_classes, img_size=self.img_size)
+        return space.sample(
+            n,
+            rng,
+            macs=own.macs,
+            params=own.params,
+            over=own.over,
+            num_classes=self.num_classes,
+            img_size=self.img_size,
+        )
 
     def _random(self, step: int) -> list[Arch]:
-        """Independent draws. (ViT-ResNAS's released code draws the networks of one device without replacement from each list.)"""
+        """Independent draws. (ViT-ResNAS's released code draws the networks of one device without replacement from each
+        list.)"""
         block, at = divmod(step, BLOCK)
         space = self.space_at(step)
         key = (space.name, self._level(step) if step < self.warmup_steps else None), block

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from timm.utils import ModelEmaV3
-from torch import Tensor
+from torch import Tensor, nn
 
 from superformer.data import Batch
-from superformer.families.base import Network
+from superformer.families.network import Network
 from superformer.recipes.settings import Recipe
-from superformer.train import gradients, losses, optimize
+from superformer.runs.processes import World
+from superformer.runs.storage import Checkpoint
+from superformer.train import losses
+from superformer.train import optimizer as gradients
+from superformer.train import optimizer as optimize
 from superformer.train.sampling import Sampler, Turn
-from superformer.train.world import World
 
 Teacher = Callable[[Tensor], Tensor]
 
@@ -102,7 +105,9 @@ class Trainer:
         settings = recipe.gradients
         project = settings.rule == "project" and n >= settings.start * self.steps
         measure = bool(largest) and bool(recipe.watch.conflicts) and n % recipe.watch.conflicts == 0
-        apart = bool(largest) and len(turns) > len(largest) and (project or measure or settings.clip_subnets is not None)
+        apart = (
+            bool(largest) and len(turns) > len(largest) and (project or measure or settings.clip_subnets is not None)
+        )
 
         net.zero_grad()
         total = torch.zeros((), device=self.world.device)
@@ -138,11 +143,14 @@ class Trainer:
             gradients.clip(self.parameters, settings.clip_subnets)
         found = gradients.products(self.parameters, kept) if project or measure else None
         conflict = gradients.conflict(self.net, kept, found) if measure else None
-        gradients.combine(self.parameters, kept, "project" if project else "sum", settings.priority, settings.cap, known=found)
+        gradients.combine(
+            self.parameters, kept, "project" if project else "sum", settings.priority, settings.cap, known=found
+        )
         return conflict
 
     def _turn(self, turn: Turn, shares: Sequence[Batch], taught: list[Tensor]) -> Tensor:
-        """Forward and backward of one turn, part by part of the batch; its loss. The largest network's logits go to ``taught``."""
+        """Forward and backward of one turn, part by part of the batch; its loss. The largest network's logits go to
+        ``taught``."""
         total = torch.zeros((), device=self.world.device)
         for m, share in enumerate(shares):
             with self._autocast():
@@ -188,3 +196,48 @@ class Trainer:
         settings = self.recipe.loss
         targets = losses.teacher_targets([teacher(batch.x) for teacher in self.teachers], settings.teacher_scale)
         return replace(batch, target=torch.lerp(batch.target, targets, settings.teacher_weight))
+
+
+# What the next step depends on, as tensors by name and plain values, for checkpoints.
+
+
+def capture(trainer: Trainer, step: int) -> Checkpoint:
+    """The state after ``step`` steps: weights, their average, the optimiser's moments, and what the guard against bad
+    losses knows."""
+    tensors = {f"net.{k}": v for k, v in trainer.net.state_dict().items()}
+    if trainer.ema is not None:
+        tensors |= {f"ema.{k}": v for k, v in trainer.ema.module.state_dict().items()}
+    plain: dict[str, dict[str, Any]] = {}
+    names = {id(p): name for name, p in trainer.net.named_parameters()}
+    for p, state in trainer.optimizer.state.items():
+        name = names[id(p)]
+        tensors |= {f"optimizer.{name}/{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+        if rest := {k: v for k, v in state.items() if not isinstance(v, Tensor)}:
+            plain[name] = rest
+    guard = {"recent": trainer.guard.recent, "skipped": trainer.guard.skipped, "in_a_row": trainer.guard.in_a_row}
+    return Checkpoint(step, tensors, {"optimizer": plain, "guard": guard})
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Go on from a checkpoint."""
+    trainer.net.load_state_dict(checkpoint.part("net."))
+    if trainer.ema is not None:
+        trainer.ema.module.load_state_dict(checkpoint.part("ema."))
+    states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in checkpoint.rest["optimizer"].items()}
+    for key, tensor in checkpoint.part("optimizer.").items():
+        name, _, entry = key.rpartition("/")
+        states.setdefault(name, {})[entry] = tensor
+    _give(trainer, states)
+    for name, value in checkpoint.rest["guard"].items():
+        setattr(trainer.guard, name, value)
+
+
+def _give(trainer: Trainer, states: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, p in trainer.net.named_parameters():
+        if name in states:
+            trainer.optimizer.state[p] = {k: _placed(v, p) for k, v in states[name].items()}
+
+
+def _placed(value: Any, like: nn.Parameter) -> Any:
+    """Moments lie where their weights are; the count of steps stays where the optimiser keeps it."""
+    return value.to(like.device) if isinstance(value, Tensor) and value.ndim else value

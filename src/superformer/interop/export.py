@@ -1,0 +1,207 @@
+"""Trained networks for other tools: ONNX Runtime, timm, Hugging Face's transformers.
+
+Every export ends with a proof: the tool reads what was written, and must compute the logits that the network computes,
+to 1e-4. Until then nothing lies under the name that was asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from superformer import files
+from superformer.errors import StoppedError, SuperformerError, nearest
+from superformer.files import CONFIG
+from superformer.progress import doing
+from superformer.runs.storage import Stored
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from superformer.runs.storage import Stored
+
+FORMATS = {"onnx": "onnx", "timm": "timm", "hf": "huggingface"}
+"""The module of each format."""
+TOOLS = {"onnx": "ONNX Runtime", "timm": "timm", "hf": "transformers without superformer"}
+MARKS = {"timm": ("architecture", "superformer"), "hf": ("model_type", "superformer")}
+"""By what the configuration of an export is known."""
+
+
+def export(stored: Stored, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
+    """Write a stored network into a folder, ``to`` one of ``"onnx"``, ``"timm"`` and ``"hf"``, and prove that it works
+    there.
+
+    An earlier export of the same format in that folder is replaced; beside any other network it is an error. ``seed``:
+    of the random pictures that the proof compares."""
+    known(to)
+    if stored.net.space.size > 1:
+        raise SuperformerError(
+            f"this is a supernet of {stored.net.space.size:.3g} architectures: export net.extract(arch)"
+        )
+    out = Path(out)
+    _check(out, to)
+
+    form = importlib.import_module(f"superformer.interop.{FORMATS[to]}")
+    partial = out / f"export{files.PARTIAL}" if out.is_dir() else out.with_name(out.name + files.PARTIAL)
+    with files.storage(partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    try:
+        with doing(console, f"writing the {to} export"):
+            form.write(stored, partial)
+        with doing(console, f"proving it: read back by {TOOLS[to]}"):
+            batches = random_batches(stored, seed)
+            theirs = form.answers(partial, batches)
+            proven = prove(list(partial.iterdir()), logits(stored, batches), theirs, f"superformer and {TOOLS[to]}")
+        return replace(proven, files=_place(partial, out))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def known(to: str) -> None:
+    """Refuse a format that is not there."""
+    if to not in FORMATS:
+        raise SuperformerError(f"unknown format {to!r}: {nearest(to, FORMATS)}")
+
+
+def _check(out: Path, to: str) -> None:
+    """Whether an export may be written there."""
+    if out.exists() and not out.is_dir():
+        raise SuperformerError(f"{out} is a file: an export is a folder, choose another name")
+    if to not in MARKS or not (out / CONFIG).exists():
+        return
+    key, value = MARKS[to]
+    try:
+        same = json.loads((out / CONFIG).read_text()).get(key) == value
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not same:
+        raise SuperformerError(
+            f"{out} holds another network ({CONFIG}), which an export would overwrite: choose another folder"
+        )
+
+
+def _place(partial: Path, out: Path) -> tuple[Path, ...]:
+    """Give the files their own folder. Where there is one, its configuration goes first and the new one comes last."""
+    names = sorted((f.name for f in partial.iterdir()), key=lambda name: (name == CONFIG, name))
+    with files.storage(out):
+        if not out.exists():
+            os.replace(partial, out)
+        else:
+            if CONFIG in names:
+                (out / CONFIG).unlink(missing_ok=True)
+            for name in names:
+                os.replace(partial / name, out / name)
+    return tuple(out / name for name in names)
+
+
+# The proof that ends an export: what was written is read back by the tool it is for, and must compute what the
+# network computes.
+
+
+TOLERANCE = 1e-4
+"""The largest difference of two logits that passes."""
+BATCHES = (1, 3, 8)
+"""Pictures of each batch that is compared."""
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What an export wrote, and how far its logits are from the network's."""
+
+    files: tuple[Path, ...]
+    difference: float
+    pictures: int
+    what: str
+    """What was compared with what."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: the largest difference of a logit is {self.difference:.1e}, in {self.pictures} random pictures"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How pictures become inputs: the shorter side resized to ``resize``, the centre cut to ``size``, then mean and
+    std."""
+
+    channels: int
+    size: int
+    crop: float
+    interpolation: str
+
+    @property
+    def resize(self) -> int:
+        return int(self.size / self.crop)
+
+
+def preparation(stored: Stored) -> Preparation:
+    """What a stored network says of it; the defaults are those of `superformer.data.augment.Frame`."""
+    config = stored.config
+    interpolation = str(config.get("interpolation", "bicubic"))
+    return Preparation(
+        stored.net.in_chans,
+        stored.net.space.smallest().resolution,
+        float(config.get("crop", 0.875)),
+        "bilinear" if interpolation == "random" else interpolation,
+    )
+
+
+def random_batches(stored: Stored, seed: int) -> list[Tensor]:
+    """Random pictures, normalised, in batches of several sizes."""
+    of, rng = preparation(stored), torch.Generator().manual_seed(seed)
+    return [torch.randn(n, of.channels, of.size, of.size, generator=rng) for n in BATCHES]
+
+
+@contextmanager
+def on_cpu(stored: Stored) -> Iterator[None]:
+    """The network in eval mode on the CPU, without gradients; everything is as before afterwards."""
+    from superformer.cost.latency import evaluating
+
+    home = next((p.device for p in stored.net.parameters()), torch.device("cpu"))
+    with evaluating(stored.net), torch.no_grad():
+        stored.net.to("cpu")
+        try:
+            yield
+        finally:
+            stored.net.to(home)
+
+
+def logits(stored: Stored, batches: list[Tensor]) -> list[Floats]:
+    """What the network itself computes."""
+    with on_cpu(stored):
+        return [stored.net(x).float().numpy() for x in batches]
+
+
+def prove(files: list[Path], ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
+    """The proof, or an error if the logits differ."""
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape:
+            raise StoppedError(f"{what}: the logits have the shapes {a.shape} and {b.shape}; nothing was exported")
+        worst = max(worst, float(np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0.0)))
+    if worst > TOLERANCE:
+        raise StoppedError(f"{what}: logits differ by up to {worst:.2g}, more than {TOLERANCE:g}; nothing was exported")
+    return Proof(tuple(files), worst, sum(len(a) for a in ours), what)
+
+
+def need(extra: str, *packages: str) -> None:
+    """An error that says what to install, if one of these packages is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SuperformerError(
+            f"this export needs {', '.join(missing)}, not installed here: pip install 'superformer[{extra}]'"
+        )

@@ -1,0 +1,78 @@
+"""Weights and architectures in the form in which the papers' authors released them.
+
+Architectures: the entries ``arch`` of their configurations. Weights: the state dictionaries of their stand-alone
+networks or supernets, with their names. Where released code departs from its paper (the scale of ViTAS's attention, how
+AutoFormer cuts biases), networks made here compute what the released code computes, because the weights were trained
+that way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from superformer.errors import ArchError, SuperformerError, nearest
+from superformer.families.network import Network
+from superformer.interop.official.family import Family, State, at_size, load
+from superformer.interop.official.nasvit import NasVit
+from superformer.interop.official.s3 import S3, AutoFormer
+from superformer.interop.official.vit_resnas import VitResNas
+from superformer.interop.official.vitas import Vitas
+from superformer.space import point
+from superformer.space.arch import Arch
+from superformer.space.schema import family as network_family
+
+FAMILIES: dict[str, Family] = {
+    "autoformer": AutoFormer(),
+    "nasvit": NasVit(),
+    "s3": S3(),
+    "vit_resnas": VitResNas(),
+    "vitas": Vitas(),
+}
+
+
+def arch(family: str, official: Any) -> Arch:
+    """An architecture from its authors' form."""
+    try:
+        return _family(family).arch(official)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ArchError(
+            f"this is not an architecture in the form of {family}: {type(error).__name__} {error}"
+        ) from error
+
+
+def model(family: str, official: Any, state_dict: State, img_size: int = 224) -> Network:
+    """The stand-alone network of an architecture with its authors' weights, in eval mode.
+
+    ``state_dict`` is that of a stand-alone network or of their supernet. Position tables are resized if ``img_size`` is
+    not theirs."""
+    here = _family(family)
+    chosen = arch(family, official)
+    state = here.clean(state_dict)
+    if here.is_supernet(chosen, state):
+        found = supernet(family, state_dict).extract(chosen, **here.settings(state))
+        return (found if here.any_size or img_size == chosen.resolution else at_size(found, img_size)).eval()
+    own = replace(chosen, resolution=img_size)
+    with torch.device("meta"):
+        net = network_family(own.family)(point(own), len(state[here.head]), **here.settings(state))
+    return load(net, here.standalone(chosen, state), family).eval()
+
+
+def supernet(family: str, state_dict: State) -> Network:
+    """The authors' supernet: ``net(x, arch)``, ``net(x, [archs])``, in eval mode."""
+    here = _family(family)
+    state = here.clean(state_dict)
+    space = here.space(state)
+    with torch.device("meta"):
+        net = network_family(space.family)(space, len(state[here.head]), here.sharing, **here.settings(state))
+    return load(net, here.supernet(space, state), family).eval()
+
+
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise SuperformerError(f"no official weights of {name!r} are known: {nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+__all__ = ["arch", "model", "supernet"]

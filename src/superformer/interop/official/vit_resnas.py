@@ -1,0 +1,103 @@
+"""ViT-ResNAS as released."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from superformer.errors import ArchError, SuperformerError
+from superformer.interop.official.family import Family, Rules, State, numbered, rename
+from superformer.space import Space
+from superformer.space.arch import Arch, StageArch, Values
+from superformer.spaces import space as published_space
+
+
+class VitResNas(Family):
+    """github.com/yilunliao/vit-search: ``network_def`` tuples."""
+
+    head = "cls_head.weight"
+
+    def settings(self, state: State) -> dict[str, Any]:
+        return {"patch_head": "patch_head.weight" in state}
+
+    def arch(self, official: Any) -> Arch:
+        stages: list[tuple[int, list[Values], list[int], int]] = []
+        for kind, *rest in official:
+            if kind == 4:
+                stages.append((int(rest[0]), [], [], 0))
+            elif kind == 3:
+                stages.append((int(rest[1]), [], [], 0))
+            elif kind == 1:
+                (_, heads, dim), (_, hidden), exists = rest
+                width, blocks, at, position = stages[-1]
+                if exists:
+                    blocks.append(Values(heads=heads, attn=heads * dim, mlp=hidden))
+                    at.append(position)
+                stages[-1] = (width, blocks, at, position + 1)
+            elif kind != 2:
+                known = "4 (stem), 1 (block), 3 (reduction), 2 (head)"
+                raise ArchError(f"entries of type {kind} of a network_def are not supported; known: {known}")
+        if not stages:
+            raise ArchError("a network_def starts with its stem, an entry of type 4")
+        out = []
+        for width, blocks, at, positions in stages:
+            out.append(StageArch(tuple(blocks), Values(width=width), None if len(at) == positions else tuple(at)))
+        return Arch("vit_res", 224, Values(), tuple(out))
+
+    def is_supernet(self, arch: Arch, state: State) -> bool:
+        width = arch.stages[0].choices.int("width")
+        count = len({m[1] for k in state if (m := re.match(r"blocks\.(\d+)\.attn", k))})
+        misplaced = any(s.at is not None and len(s.at) != len(s.blocks) for s in arch.stages)
+        return state["tokens"].shape[-1] != width or count != arch.depth or misplaced
+
+    def space(self, state: State) -> Space:
+        widths = [state["tokens"].shape[-1]] + [
+            state[k].shape[0] for k in numbered(state, r"blocks\.(\d+)\.patch_reduce\.weight")
+        ]
+        for name in ("vit-resnas-tiny", "vit-resnas-small"):
+            found = published_space(name)
+            if [found.widths("width", i)[-1] for i in range(len(found.stages))] == widths:
+                return found
+        raise SuperformerError(
+            f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: vit-resnas-tiny, vit-resnas-small"
+        )
+
+    def _names(self, state: State, positions: Sequence[int]) -> dict[str, Tensor]:
+        """Blocks and reductions share one running index; blocks that do not exist keep theirs."""
+        used = {int(m[1]) for k in state if (m := re.match(r"blocks\.(\d+)\.", k))}
+        where: dict[int, str] = {}
+        stage = position = 0
+        for index in range(max(used, default=-1) + 1):
+            if f"blocks.{index}.patch_reduce.weight" in state:
+                stage, position = stage + 1, 0
+                where[index] = f"stages.{stage}.enter."
+            elif index in used:
+                where[index] = f"stages.{stage}.blocks.{position}."
+                position += 1
+        if stage + 1 != len(positions):
+            raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(positions)}")
+        rules: Rules = [
+            (r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]),
+            (r"enter\.patch_reduce", "enter.reduce"),
+            (r"enter\.token_transform", "enter.token"),
+            (r"pos_embed$", "pos_embed.weight"),
+            (r"^tokens$", "cls_token.weight"),
+            (r"^patch_embed\.conv_proj", "proj"),
+            (r"^patch_embed\.(conv\d)\.conv", r"stem.\1.0"),
+            (r"^patch_embed\.(conv\d)\.bn", r"stem.\1.1"),
+            (r"^cls_head", "head"),
+        ]
+        out = rename(state, rules)
+        return {
+            k: v.reshape(v.shape[-2:]) if k.endswith(("pos_embed.weight", "cls_token.weight")) else v
+            for k, v in out.items()
+        }
+
+    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
+        return self._names(state, [len(s.blocks) for s in arch.stages])
+
+    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
+        return self._names(state, [s.positions for s in space.stages])

@@ -1,0 +1,154 @@
+"""The model ``superformer`` of timm: a network of any architecture, which the configuration of an exported folder
+tells."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.models
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models._builder import build_model_with_cfg
+
+from superformer import files, spaces
+from superformer.errors import SuperformerError
+from superformer.families.network import Network
+from superformer.files import CONFIG
+from superformer.interop.export import Floats, preparation
+from superformer.runs.storage import Stored, save_network
+from superformer.space import point
+from superformer.space.arch import Arch
+from superformer.space.schema import family
+from superformer.spaces import catalogue
+
+ENTRY = "superformer"
+
+
+def superformer(
+    pretrained: bool = False,
+    pretrained_cfg: Mapping[str, Any] | None = None,
+    pretrained_cfg_overlay: Mapping[str, Any] | None = None,
+    arch: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The network of an architecture, given as JSON has it."""
+    if arch is None:
+        raise SuperformerError(
+            "superformer is a model of timm that is loaded from a folder: timm.create_model('local-dir:FOLDER')"
+        )
+    return create(
+        ENTRY,
+        Arch.from_json(json.dumps(arch)),
+        pretrained,
+        pretrained_cfg,
+        pretrained_cfg_overlay=pretrained_cfg_overlay,
+        **kwargs,
+    )
+
+
+def create(
+    name: str, arch: Arch, pretrained: bool = False, pretrained_cfg: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """A network as timm makes its own."""
+
+    def build(num_classes: int = 1000, drop_path_rate: float = 0.0, **settings: Any) -> Network:
+        return spaces.model(arch, num_classes, drop_path=drop_path_rate or 0.0, **settings)
+
+    default: dict[str, Any] = {
+        "num_classes": 1000, "input_size": (3, arch.resolution, arch.resolution), "interpolation": "bicubic", "crop_pct": 0.9,
+        "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD, "classifier": "head",
+    }  # fmt: skip
+    features = {"out_indices": _levels(arch), "feature_cls": "getter"} if kwargs.get("features_only") else None
+    return build_model_with_cfg(
+        build, name, pretrained, pretrained_cfg=dict(pretrained_cfg or default), feature_cfg=features, **kwargs
+    )
+
+
+def _levels(arch: Arch) -> tuple[int, ...]:
+    """The features that ``features_only`` gives: those of all stages, or of the last three blocks."""
+    with torch.device("meta"):
+        net = family(arch.family)(point(arch), 0)
+    levels = len(net.feature_info)
+    return tuple(range(levels) if net.feature_level == "stage" else range(max(levels - 3, 0), levels))
+
+
+# A folder for timm: ``timm.create_model("local-dir:FOLDER", pretrained=True)``, once superformer is imported.
+
+
+def write(stored: Stored, folder: Path) -> None:
+    """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
+    save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
+    own = json.loads((folder / CONFIG).read_text())
+    kept = {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
+    files.write(folder / CONFIG, json.dumps(own | kept | config(stored), indent=1) + "\n")
+
+
+def config(stored: Stored) -> dict[str, Any]:
+    """What timm reads."""
+    of = preparation(stored)
+    return {
+        "architecture": ENTRY,
+        "num_classes": stored.net.num_classes,
+        "num_features": stored.net.num_features,
+        "model_args": {"arch": json.loads(stored.net.space.smallest().to_json())},
+        "pretrained_cfg": {
+            "input_size": [of.channels, of.size, of.size],
+            "interpolation": of.interpolation,
+            "crop_pct": of.crop,
+            "crop_mode": "center",
+            "mean": list(stored.mean),
+            "std": list(stored.std),
+            "num_classes": stored.net.num_classes,
+            "label_names": list(stored.classes) or None,
+            "classifier": "head",
+        },
+    }
+
+
+def answers(folder: Path, batches: list[Any]) -> list[Floats]:
+    """What the network computes that timm makes of the folder."""
+    net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with torch.no_grad():
+        return [net(x).numpy() for x in batches]
+
+
+# --- registration ---
+
+
+def register_model(name: str, arch: Arch) -> None:
+    """Make an architecture a model of timm: ``timm.create_model(name)``."""
+    if not name.isidentifier():
+        raise SuperformerError(f"{name!r} cannot be a timm model's name: use letters, digits and underscores")
+    _register(name, lambda: arch)
+
+
+def register_with_timm() -> None:
+    """Make the published architectures models of timm, and `superformer`, which exported folders name."""
+    for name in catalogue.models():
+        if not timm.models.is_model(name):
+            _register(name, functools.partial(spaces.arch, name))
+    if not timm.models.is_model(ENTRY):
+        timm.models.register_model(superformer)
+
+
+def _register(name: str, of: Callable[[], Arch]) -> None:
+    def entry(
+        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
+    ) -> Any:
+        if pretrained:
+            raise SuperformerError(
+                f"no trained weights of {name} are published for this library; build it with pretrained=False"
+            )
+        return create(name, of(), **kwargs)
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__module__ = __name__
+    entry.__doc__ = f"The architecture {name}."
+    setattr(sys.modules[__name__], name, entry)
+    timm.models.register_model(entry)

@@ -1,0 +1,1 @@
+"""Whatever exists for speed only."""

@@ -1,0 +1,107 @@
+"""What the library says while it works, on the console it was given; without one it says nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from rich.console import Console
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+LINES = 10.0
+"""Seconds between the lines of a log that say how far something is."""
+
+
+def quiet(console: Console | None) -> Console:
+    """The console, or one that shows nothing."""
+    return console if console is not None else Console(quiet=True)
+
+
+def teller(console: Console | None) -> Tell:
+    """Prints lines as they are: no markup, no colours of numbers, no breaks."""
+    shown = quiet(console)
+    return lambda text: shown.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+class Clock:
+    """When the next line of a log is due."""
+
+    def __init__(self) -> None:
+        self.start = self.told = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self.start
+
+    def due(self) -> bool:
+        if time.monotonic() - self.told < LINES:
+            return False
+        self.told = time.monotonic()
+        return True
+
+
+def each(items: Sequence[T], what: str, console: Console | None) -> Iterator[T]:
+    """The items one after another, with how far they are: a bar on a terminal, else a line every so often."""
+    if console is None:
+        yield from items
+        return
+    if console.is_terminal:
+        from rich.progress import track  # not needed by every command
+
+        yield from track(items, what, console=console, transient=True)
+        return
+    clock, tell = Clock(), teller(console)
+    for done, item in enumerate(items):
+        if clock.due():
+            tell(f"{what}: {done} of {len(items)}")
+        yield item
+
+
+@contextmanager
+def doing(console: Console | None, what: str = "") -> Iterator[Tell]:
+    """What is being done, as one live line on a terminal; elsewhere only ``what``, if there is any. The other lines
+    replace it."""
+    shown = quiet(console)
+    if shown.is_terminal:
+        with shown.status(what) as status:
+            yield status.update
+        return
+    if what:
+        teller(shown)(what)
+    yield lambda text: None
+
+
+# Ctrl-C and SIGTERM between two steps instead of inside one, so that what is saved is whole.
+
+
+class Interrupt:
+    """Whether someone asked to stop. A second Ctrl-C stops at once."""
+
+    asked = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def deferred() -> Iterator[Interrupt]:
+    """Signals are noted, for the loop to look at after each step."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = {number: signal.signal(number, interrupt._note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

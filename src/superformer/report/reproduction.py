@@ -1,0 +1,232 @@
+"""What was searched and how to do it again: data and split, seeds, versions, machine, commands, the recipe; and what is
+still to do."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+
+import superformer
+from superformer.cost import cost
+from superformer.cost.latency import machine
+from superformer.errors import SuperformerError
+from superformer.recipes import names, resolve
+from superformer.recipes import settings as methods
+from superformer.recipes.settings import Options
+from superformer.report.inputs import Inputs, Row, large
+from superformer.report.markup import Section, command, pairs, paragraph, several, table, tag
+from superformer.settings import amount
+from superformer.space.costs import Exact
+from superformer.spaces.describe import space_table
+
+CLASSES, COMMANDS = 24, 60
+"""That are told."""
+SHOWN = ("data", "fingerprint", "classes", "img_size")
+
+
+def searched(inputs: Inputs) -> Section:
+    """The data, the split, the space, the seeds, versions and the machine."""
+    facts, recipe = inputs.facts, inputs.recipe
+    classes = [str(name) for name in facts.get("classes", ())]
+    more = f", and {len(classes) - CLASSES} more" if len(classes) > CLASSES else ""
+    part = recipe.data.search
+    carved = (
+        f"{100 * part:g} % of the training pictures of each class"
+        if part < 1
+        else f"{part:g} training pictures of each class"
+    )
+    rows: list[tuple[object, object]] = [
+        ("data", tag("code", facts.get("data", "\u2013"))),
+        ("fingerprint of the pictures", tag("code", facts.get("fingerprint", "\u2013"))),
+        ("classes", f"{len(classes)}: {', '.join(classes[:CLASSES])}{more}"),
+        ("picture size", f"{facts.get('img_size', '-')} pixels"),
+        ("search split", f"{carved}, the same for every seed. Networks are chosen on it, and never trained on it"),
+        (
+            "test pictures",
+            "never seen by training or search; they are only read for the numbers that are called test accuracy",
+        ),
+    ]
+    rows += [(name.replace("_", " "), _told(value)) for name, value in facts.items() if name not in SHOWN]
+    options = inputs.front.get("options") or {}
+    if inputs.front:
+        rows.append(
+            (
+                "search",
+                f"{inputs.front.get('method')}, seed {options.get('seed', 0)}; sought: {', '.join(inputs.front.get('objectives', ()))}",
+            )
+        )
+    rows += [("recipe", f"{recipe.name}, seed {recipe.seed}"), *_versions(inputs)]
+    space = inputs.space
+    reach = Exact.of(space, ("macs", "params"), max(len(classes), 1)).range
+    macs, params = ([amount(end) for end in reach[name]] for name in ("macs", "params"))
+    about = (
+        f"{space.name or 'The space'} ({space.family}): {large(space.size)} architectures of {macs[0]} to {macs[1]} MACs and "
+        f"{params[0]} to {params[1]} parameters."
+    )
+    choices = table(
+        ["where", "choice", "values"],
+        [[r["where"], r["choice"], r["values"]] for r in space_table(space)],
+        "Choices",
+        words=3,
+    )
+    body = several(
+        pairs(rows), tag("h3", "The space"), paragraph(about), tag("details", tag("summary", "Its choices"), choices)
+    )
+    return Section("searched", "What was searched", body)
+
+
+def _told(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_told(v)}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _versions(inputs: Inputs) -> list[tuple[object, object]]:
+    """Those of the commands, if they were noted; and of this page."""
+    names = ("superformer", "timm", "machine")  # the machine's name tells torch's version
+    used = dict.fromkeys(tuple(str(c.get(name) or "?") for name in names) for c in inputs.commands)
+    out: list[tuple[object, object]] = [
+        ("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used
+    ]
+    now = time.strftime("%Y-%m-%d %H:%M")
+    return [*out, ("this page", f"written {now} by superformer {superformer.__version__} on {machine()}")]
+
+
+# --- commands ---
+
+
+def repeat(inputs: Inputs) -> Section:
+    """The commands that make this run, and the whole recipe."""
+    told = inputs.commands[-COMMANDS:]
+    noted = list(dict.fromkeys(f"superformer {shlex.join(map(str, c.get('words') or []))}" for c in told))
+    first = f" (the last {COMMANDS} of {len(inputs.commands)})" if len(inputs.commands) > COMMANDS else ""
+    parts = (
+        [paragraph(f"The commands of this run, as they were given{first}:"), command("\n".join(noted))] if noted else []
+    )
+    if lost := _not_noted(inputs):
+        parts += [
+            paragraph(
+                "What made this run was not noted. Commands that do the same, from its recipe and its last search:"
+            )
+        ]
+        parts += [command("\n".join(lost))]
+    recipe = tag(
+        "details",
+        tag("summary", "The whole recipe"),
+        tag("pre", tag("code", inputs.recipe_text), tabindex="0"),
+        id="recipe",
+    )
+    return Section("repeat", "Do it again", several(*parts, recipe))
+
+
+def _not_noted(inputs: Inputs) -> list[str]:
+    """Commands for what no noted command has done."""
+    noted = {(c.get("words") or [""])[0] for c in inputs.commands}
+    train, *search = rebuilt(inputs)
+    return ([] if noted & {"train", "evolve-space", "demo"} else [train]) + (
+        [] if noted & {"search", "demo"} else search
+    )
+
+
+def rebuilt(inputs: Inputs) -> list[str]:
+    """Commands from what the run's files say."""
+    first = inputs.run.folder / "spaces" / "0" / "recipe.yaml"
+    what, recipe = ("evolve-space", str(first)) if inputs.evolution and first.exists() else ("train", _recipe(inputs))
+    data = str(inputs.facts.get("data", "SPEC"))
+    again = f"{inputs.folder.rstrip('/')}-again"
+    out = [shlex.join(["superformer", what, "--recipe", recipe, "--data", data, "--run", again])]
+    if inputs.front:
+        out.append(shlex.join(["superformer", "search", "--run", again, *_search(inputs)]))
+    return out
+
+
+def _recipe(inputs: Inputs) -> str:
+    """A published recipe by its name, if the run has its very settings; else the run's own file."""
+    name = inputs.recipe.name
+    return name if name in names() and resolve(name) == inputs.recipe else str(inputs.run.recipe_file)
+
+
+def _search(inputs: Inputs) -> list[str]:
+    words = [w for name, ends in inputs.limits.items() for w in _limit(name, *ends)]
+    method = str(inputs.front.get("method"))
+    usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
+    try:
+        usual = methods.resolve(method, usual).model_dump(mode="json")
+    except SuperformerError:
+        usual = {}
+    words += ["--method", method]
+    for given, known in (
+        (inputs.front.get("settings") or {}, usual),
+        (inputs.front.get("options") or {}, Options().model_dump(mode="json")),
+    ):
+        words += [f"{k}={_word(v)}" for k, v in given.items() if v is not None and k != "method" and v != known.get(k)]
+    return words
+
+
+def _limit(name: str, low: float, high: float) -> list[str]:
+    if name == "throughput":
+        return ["--throughput-min", f"{low:.12g}"] if low else []
+    if math.isinf(high):
+        return []
+    if name == "latency":
+        return ["--latency-max", f"{1e3 * high:.12g}ms"]
+    power, unit = next(((p, u) for p, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if high >= p), (1, ""))
+    return [f"--{name}-max", f"{high / power:.12g}{unit}{'B' if name == 'memory' else ''}"]
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --- what is still to do ---
+
+
+def missing(inputs: Inputs) -> Section | None:
+    """What the run does not have yet, and the command that makes it."""
+    steps: list[tuple[str, str]] = []
+    run = shlex.quote(inputs.folder)
+    if not inputs.trained:
+        words = [
+            "superformer",
+            "train",
+            "--recipe",
+            _recipe(inputs),
+            "--data",
+            str(inputs.facts.get("data", "SPEC")),
+            "--run",
+            inputs.folder,
+        ]
+        steps.append(
+            (
+                "The supernet is not trained yet. The same words go on with it, if it was interrupted:",
+                _begun(inputs, shlex.join(words)),
+            )
+        )
+    if not inputs.front:
+        steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {_middle(inputs)}"))
+    if not inputs.retrained:
+        steps.append(("No network was retrained yet:", f"superformer retrain --run {run}"))
+    if not inputs.bench:
+        steps.append(("Nothing was timed yet:", f"superformer bench {run}"))
+    if not steps:
+        return None
+    steps.append(("Then write this page again:", f"superformer report --run {run}"))
+    body = tag("ol", *(tag("li", told, command(words)) for told, words in steps), class_="todo")
+    return Section("missing", "Still to do", body)
+
+
+def _begun(inputs: Inputs, otherwise: str) -> str:
+    """The command that began the run, if it was noted."""
+    for row in inputs.commands:
+        words: Row | list[str] = row.get("words") or []
+        if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]):
+            return f"superformer {shlex.join(map(str, words))}"
+    return otherwise
+
+
+def _middle(inputs: Inputs) -> str:
+    """A limit that about half of the networks meet."""
+    space = inputs.space
+    counted_ = cost(space, space.sample(99, seed=0), num_classes=max(len(inputs.facts.get("classes", ())), 1))
+    return amount(float(f"{sorted(counted_.macs)[49]:.2g}")).replace(" ", "")

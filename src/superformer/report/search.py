@@ -1,0 +1,238 @@
+"""What the search found: the headline, the front among everything that was evaluated, and how the search went."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from superformer.draw import draw
+from superformer.report.inputs import COSTS, MEASURED, Inputs, Points, Row, cost_text, counted, large, number, percent
+from superformer.report.markup import Markup, Section, axis, paragraph, place, plot, series, several, table, tag
+from superformer.space.arch import Arch
+
+DRAWN = 40
+"""Networks of the front that are drawn in full; others are drawn by the page."""
+ROOM = 1_000_000
+"""Characters for drawings."""
+ROWS, FEW = 60, 12
+"""Of the table of the front; so few are shown at once."""
+
+
+def headline(inputs: Inputs) -> Section:
+    """The answer, in a sentence and a few numbers."""
+    best = inputs.best
+    if best is None:
+        return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
+    tiles = [_tile(percent(best["accuracy"]), "accuracy", "search split, inherited weights")]
+    tested = _tested(inputs, str(best["key"]))
+    if tested is not None:
+        tiles.insert(0, _tile(percent(tested["accuracy"]), "test accuracy", f"{_weights(tested)} weights"))
+    for name, title in COSTS.items():
+        if name in best:
+            value = best.get(MEASURED.get(name, ""), best[name])
+            how = "" if name not in MEASURED else "measured " if MEASURED[name] in best else "predicted "
+            tiles.append(_tile(cost_text(name, value), how + title, _limit(inputs, name, value)))
+    known = int(inputs.front.get("evaluated", 0))
+    first = (
+        f"The best of {counted(known, 'network')} that were evaluated, in a space of {large(inputs.space.size)}, is "
+    )
+    lead = paragraph(first, tag("code", best["key"]), ". ", _against(inputs), class_="lead")
+    return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
+
+
+def _so_far(inputs: Inputs) -> Markup:
+    """The headline of a run without a front: what its supernet reaches."""
+    health = inputs.of("health")
+    if not inputs.trained and not health:
+        return paragraph(
+            f"The run has a recipe and a space of {large(inputs.space.size)} architectures, and no trained supernet yet.",
+            class_="lead",
+        )
+    last = health[-1].get("accuracy", {}) if health else {}
+    state = "The supernet is trained" if inputs.trained else "The supernet is still in training"
+    tiles = [
+        _tile(percent(value), name, "accuracy, search split")
+        for name, value in last.items()
+        if name in ("smallest", "largest")
+    ]
+    lead = paragraph(
+        f"{state}; its space of {large(inputs.space.size)} architectures has not been searched.", class_="lead"
+    )
+    return several(lead, tag("div", *tiles, class_="tiles") if tiles else None)
+
+
+def _tile(value: str, name: str, note: object) -> Markup:
+    return tag("div", tag("strong", value), tag("span", name), tag("small", note) if note else None, class_="tile")
+
+
+def _limit(inputs: Inputs, name: str, value: object) -> Markup | str | None:
+    """What was allowed, and whether it was kept."""
+    if name not in inputs.limits:
+        return None
+    (low, high), own = inputs.limits[name], number(value)
+    if own is not None and not low <= own <= high:
+        end, where = (high, "above") if own > high else (low, "below")
+        return tag("span", f"{where} the limit of {cost_text(name, end)}", class_="warning")
+    return f"limit {cost_text(name, high)}" if np.isfinite(high) else f"at least {cost_text(name, low)}"
+
+
+def _tested(inputs: Inputs, key: str) -> Row | None:
+    """The test accuracy of a network as the run hands it over: as it was retrained last."""
+    rows = [r for r in inputs.retrained if r.get("key") == key and number(r.get("accuracy")) is not None]
+    return rows[-1] if rows else None
+
+
+def _weights(row: Row) -> str:
+    return {"finetuned": "fine-tuned", "scratch": "from-scratch"}.get(str(row.get("weights")), str(row.get("weights")))
+
+
+def _against(inputs: Inputs) -> str:
+    """Found against the other networks, on the test pictures."""
+    rows = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
+    return (
+        "On the test pictures: " + "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in rows.items()) + "."
+        if rows
+        else ""
+    )
+
+
+# --- the front ---
+
+
+def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
+    """The section, and what the page needs to draw the front and the architectures."""
+    rows = inputs.front.get("front", [])
+    *others, last = [COSTS.get(name, name) for name in inputs.front.get("objectives", ())] or [""]
+    objectives = f"{', '.join(others)} and {last}"
+    shown = len(points.shown())
+    told = f"Each dot is one of the {counted(len(points), 'architecture')} that were evaluated"
+    told += f" ({shown:,} are drawn: the front, the best, and some of the others)" if shown < len(points) else ""
+    told += ": accuracy on the search split, with weights inherited from the supernet. "
+    if rows:
+        told += f"{counted(len(rows), 'network')} make up the front of {objectives}: no other was at least as good in all and better in one"
+        told += " (of equal accuracy the lower loss counts as better). " if "loss" in rows[0] else ". "
+    if any("moved_accuracy" in record.values for record in points.records):
+        told += "Of the most accurate, the best was chosen by accuracy and loss together, also on moved copies of the pictures. "
+    along = (
+        "go along the front, with Shift through every network by cost" if rows else "go through the networks by cost"
+    )
+    how = (
+        f"Point or tap to see values, click to draw the network. With the keyboard: arrow keys {along}; Enter draws it."
+    )
+    chart = tag(
+        "div",
+        tag("div", id="front-controls", class_="controls"),
+        tag("figure", tag("div", id="front-chart", class_="canvas"), class_="chart full"),
+        tag("p", how, class_="note screen"),
+        tag("div", id="chosen", class_="chosen"),
+    )
+    listed = _table(inputs, rows) if rows else None
+    section = Section(
+        "front", "Accuracy and cost" if rows else "Networks evaluated so far", several(paragraph(told), chart, listed)
+    )
+    limits = {name: [low or None, None if np.isinf(high) else high] for name, (low, high) in inputs.limits.items()}
+    data = {
+        **points.columns(),
+        "limits": limits,
+        "drawings": _drawings(rows),
+        "axis": _axis(inputs),
+        "folder": shlex.quote(inputs.folder),
+    }
+    return section, data
+
+
+def _axis(inputs: Inputs) -> str:
+    """The cost that is shown first: the first that was sought."""
+    return next((str(name) for name in inputs.front.get("objectives", ()) if name in COSTS), "macs")
+
+
+def _table(inputs: Inputs, rows: list[Row]) -> Markup:
+    names = [name for name in COSTS if any(name in row for row in rows)]
+    real = {name: key for name, key in MEASURED.items() if any(key in row for row in rows)}
+    columns = ["network", "accuracy", *(("predicted " if n in MEASURED else "") + COSTS[n] for n in names)]
+    columns += [f"measured {COSTS[name]}" for name in real]
+    lines = []
+    for row in rows[:ROWS]:
+        mark = tag("span", "best", class_="mark") if row["key"] == inputs.front.get("best") else None
+        key = tag("button", row["key"], type="button", class_="key", data_key=row["key"])
+        costs = [cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
+        lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
+    more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
+    listed = table(columns, lines, f"From the most accurate down{more}")
+    return tag(
+        "details",
+        tag("summary", f"The front as a table ({counted(len(rows), 'network')})"),
+        listed,
+        open=len(rows) <= FEW,
+    )
+
+
+def _drawings(rows: list[Row]) -> dict[str, str]:
+    """Pictures of the front's networks, by key."""
+    drawn: dict[str, str] = {}
+    room = ROOM
+    for row in rows[:DRAWN]:
+        picture = draw(
+            Arch.from_json(json.dumps(row["arch"])), f"{percent(row['accuracy'])} accuracy", row["macs"], row["params"]
+        )
+        room -= len(picture)
+        if room < 0:
+            break
+        drawn[row["key"]] = str(picture)
+    return drawn
+
+
+# --- progress ---
+
+
+def progress(inputs: Inputs, points: Points) -> Section | None:
+    """The best so far and the middle of every round, over evaluations."""
+    tried = [k for k, record in enumerate(points.records) if record.search is not None]
+    if not tried:
+        return None
+    accuracy = 100 * points.accuracy[tried]
+    number_ = np.arange(1, len(tried) + 1)
+    kept = np.where(points.inside[tried], accuracy, -np.inf)
+    best = np.maximum.accumulate(kept)
+    known = np.isfinite(best)
+    rises = np.flatnonzero(np.diff(best[known], prepend=-np.inf) > 0)
+    steps_x = [*number_[known][rises].tolist(), len(tried)] if known.any() else []
+    steps_y = [*best[known][rises].tolist(), best[known][-1]] if known.any() else []
+    middles_x: list[float] = []
+    middles_y: list[float] = []
+    marks: list[dict[str, Any]] = []
+    at, before = 0, None
+    for (search, _), group in groupby(tried, key=lambda k: (points.records[k].search, points.records[k].round)):
+        size = len(list(group))
+        middles_x.append(at + (size + 1) / 2)
+        middles_y.append(float(np.median(accuracy[at : at + size])))
+        if before is not None and search != before:
+            marks.append({"x": at + 0.5, "text": "next search"})
+        at, before = at + size, search
+    few = (
+        np.unique(np.linspace(0, len(tried) - 1, 2500).round().astype(int))
+        if len(tried) > 2500
+        else np.arange(len(tried))
+    )
+    within = " within the limits" if inputs.limits else ""
+    lines = [
+        series("each network", number_[few].tolist(), accuracy[few].tolist(), "specks", 4),
+        series("median of a round", middles_x, middles_y, "both", 0),
+        series(f"best so far{within}", steps_x, steps_y, "step", 1),
+    ]
+    rounds = len(middles_x)
+    label = f"Accuracy over {len(tried)} evaluations in {rounds} rounds; the best so far ends at {steps_y[-1] if steps_y else 0:.2f} %."
+    chart = plot(label, axis("evaluations", "whole"), axis("accuracy, search split", "percent"), lines, marks=marks)
+    method = inputs.front.get("method", "")
+    first = f"Evaluations in their order, by {method}. " if method else "Evaluations in their order. "
+    told = f"{first}Every network is evaluated once; what earlier searches of this supernet found out is used again."
+    return Section(
+        "progress",
+        "How the search went",
+        several(paragraph(told), place("progress", "Best so far")),
+        {"progress": chart},
+    )

@@ -1,0 +1,235 @@
+"""Channel sorting ("rewiring"): heads and hidden units in the order of their importance, without changing the function.
+
+With ordinal sharing a small sub-network has the first channels of every axis. Sorting makes these the important ones:
+at the start of a warm start (`superformer.train.warm_start`), or every epoch in the first part of a training
+(ViT-ResNAS's released code; not in its paper). The importance of a unit is the L1 norm of all weights that belong to
+it: of a hidden unit its row of fc1, its bias and its column of fc2; of a head its rows of q, k and v, their biases and
+its columns of the projection. Whole heads move, weight and bias alike. The channels of the tokens are never re-ordered:
+residuals and norms tie them through the whole network, and features would change their meaning.
+
+One function serves all families: a module says which axes begin and end within it (`inner`), and the layers say which
+of their tensors lie on these axes (`Elastic.dims`). Depthwise kernels, batch norms with their statistics,
+squeeze-excite, tables of relative positions and talking heads (both dimensions) move with the channels they belong to.
+NASViT's last convolution stays: its channels are the features.
+
+Two departures from the released code: the optimiser's moments can follow (`Order.follow`), and so can averaged weights
+(`Order.apply`); where one matrix serves several head counts that divide it evenly (ViTAS), only parts that are whole
+heads for each of them move, so that every network of the full attention width computes what it did, q and k private to
+a head count included (counts without a common divisor: nothing moves). Where such head counts also share Swin's tables,
+this holds for the largest of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from superformer.elastic.axis import Axis, Dim, Packed
+from superformer.elastic.layers import Elastic
+from superformer.elastic.mbconv import MBConv, SqueezeExcite
+from superformer.elastic.transformer import Attention, Mlp
+from superformer.errors import SuperformerError
+from superformer.families.nasvit import HybridMlp, TransformerCell
+from superformer.families.network import Network
+from superformer.families.resnet import Bottleneck
+from superformer.families.swin import WindowAttention
+from superformer.families.twins import SpatialAttention
+
+
+@dataclass(frozen=True)
+class Units:
+    """Axes whose channels move together, as so many equal units (heads; on one axis alone: its channels)."""
+
+    axes: tuple[Axis, ...]
+    count: int
+
+
+def _channels(dim: Dim) -> tuple[Units, ...]:
+    assert isinstance(dim, Axis)
+    return (Units((dim,), dim.size),)
+
+
+def _heads(inner: Axis, heads: Sequence[int]) -> int:
+    """The most parts of an attention width that are whole heads, whatever the number of heads."""
+    return inner.size // inner.unit if inner.unit > 1 else math.gcd(*heads)
+
+
+@functools.singledispatch
+def inner(module: nn.Module, heads: Sequence[int]) -> tuple[Units, ...]:
+    """The axes that begin and end within a module, so that nothing else sees the order of their channels; ``heads`` are
+    the numbers of heads that its block may have. A family from outside registers its modules: ``@inner.register``."""
+    return ()
+
+
+@inner.register
+def _(module: Mlp, heads: Sequence[int]) -> tuple[Units, ...]:
+    return _channels(module.hidden)
+
+
+@inner.register
+def _(module: HybridMlp, heads: Sequence[int]) -> tuple[Units, ...]:
+    return _channels(module.fc1.dims["weight"][0])
+
+
+@inner.register
+def _(module: Attention, heads: Sequence[int]) -> tuple[Units, ...]:
+    return (Units((module.inner,), _heads(module.inner, module.heads)),)
+
+
+@inner.register
+def _(module: WindowAttention, heads: Sequence[int]) -> tuple[Units, ...]:
+    return (Units((module.inner, module.columns), _heads(module.inner, module.heads)),)
+
+
+@inner.register
+def _(module: SpatialAttention, heads: Sequence[int]) -> tuple[Units, ...]:
+    return (Units((module.inner,), _heads(module.inner, heads)),)
+
+
+@inner.register
+def _(module: TransformerCell, heads: Sequence[int]) -> tuple[Units, ...]:
+    axes = module.axes
+    return (Units((axes.qk, axes.v, axes.heads), axes.heads.size),)
+
+
+@inner.register
+def _(module: MBConv, heads: Sequence[int]) -> tuple[Units, ...]:
+    return _channels(module.expand.dims["weight"][0]) if module.expand is not None else ()
+
+
+@inner.register
+def _(module: SqueezeExcite, heads: Sequence[int]) -> tuple[Units, ...]:
+    return _channels(module.reduce.dims["weight"][0])
+
+
+@inner.register
+def _(module: Bottleneck, heads: Sequence[int]) -> tuple[Units, ...]:
+    return (*_channels(module.mid1), *_channels(module.mid2))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A dimension of a tensor on which units lie: ``parts`` times all of them, each of ``width`` channels."""
+
+    tensor: Tensor
+    dim: int
+    parts: int
+    width: int
+
+    def norms(self, count: int) -> Tensor:
+        """The L1 norm of each unit."""
+        rows = self.tensor.detach().double().abs().transpose(0, self.dim)
+        return rows.reshape(self.parts, count, self.width, -1).sum((0, 2, 3))
+
+    def index(self, order: Tensor) -> Tensor:
+        """Which channel comes where, if the units come in this order."""
+        units = order[:, None] * self.width + torch.arange(self.width, device=order.device)
+        shifts = torch.arange(self.parts, device=order.device) * len(order) * self.width
+        return (shifts[:, None] + units.flatten()).flatten()
+
+
+def _groups(net: Network) -> Iterator[tuple[str, int, list[_Place]]]:
+    """Everything that is sorted: its name, the number of units, and where they lie."""
+    for i, stage in enumerate(net.space.stages):
+        own = net.stage(i)
+        cells: list[tuple[str, nn.Module, tuple[int, ...]]] = [
+            (f"blocks.{p}", own.block(p), net.space.widths("heads", i, p)) for p in range(stage.positions)
+        ]
+        if own.enter is not None:
+            cells.insert(0, ("enter", own.enter, ()))
+        for cell, top, heads in cells:
+            for name, module in top.named_modules(prefix=f"stages.{i}.{cell}"):
+                for units in inner(module, heads):
+                    yield f"{name}.{units.axes[0].name}", units.count, list(_places(module, units))
+
+
+def _places(module: nn.Module, units: Units) -> Iterator[_Place]:
+    for layer in module.modules():
+        for name, dims in layer.dims.items() if isinstance(layer, Elastic) else ():
+            for k, dim in enumerate(dims):
+                axis, parts = (dim.axis, dim.parts) if isinstance(dim, Packed) else (dim, 1)
+                if any(axis is own for own in units.axes):
+                    assert isinstance(axis, Axis)
+                    yield _Place(getattr(layer, name), k, parts, axis.size // units.count)
+
+
+def _importance(count: int, places: Sequence[_Place]) -> Tensor:
+    norms = [
+        place.norms(count) for place in places if isinstance(place.tensor, nn.Parameter)
+    ]  # not the statistics of norms
+    return torch.stack(norms).sum(0)
+
+
+def importances(net: Network) -> dict[str, Tensor]:
+    """The L1 norms of heads and hidden units, by the name of their module and axis."""
+    return {name: _importance(count, places) for name, count, places in _groups(net)}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A re-ordering that was applied to a network: by a tensor's name, and for each dimension that moved, which old
+    channel comes where.
+
+    What else has the form of its weights can follow.
+    """
+
+    moves: Mapping[str, Mapping[int, Tensor]]
+
+    @torch.no_grad()
+    def apply(self, tensors: Mapping[str, Tensor]) -> None:
+        """Re-order, in place, tensors under the names of the network's: the ``state_dict()`` of a copy, averaged
+        weights."""
+        done = set()
+        for name, tensor in tensors.items():
+            which = (
+                tensor.untyped_storage().data_ptr(),
+                tensor.storage_offset(),
+                tensor.shape,
+            )  # types of Twins may share one tensor
+            if name in self.moves and which not in done:
+                done.add(which)
+                _move(tensor, self.moves[name])
+
+    @torch.no_grad()
+    def follow(self, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+        """Re-order, in place, what an optimiser of the network's parameters keeps in their shape: its moments.
+
+        State in another shape (the factored moments of Adafactor) stays as it is.
+        """
+        for name, p in net.named_parameters():
+            for value in optimizer.state.get(p, {}).values() if name in self.moves else ():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    _move(value, self.moves[name])
+
+
+def _move(tensor: Tensor, moves: Mapping[int, Tensor]) -> None:
+    for dim, index in moves.items():
+        tensor.copy_(tensor.index_select(dim, index.to(tensor.device)))
+
+
+@torch.no_grad()
+def sort_channels(net: Network) -> Order:
+    """Put the important heads and hidden units of a network, or of a supernet with ordinal sharing, first.
+
+    The largest network computes the same function; smaller sub-networks now have more important channels. Call it
+    between two steps: gradients are not moved. With other sharing rules a supernet has no channels that all small
+    networks use, and sorting is refused."""
+    if net.space.size > 1 and net.sharing.rule != "ordinal":
+        raise SuperformerError(
+            f"channels are sorted with ordinal sharing, whose small networks have the first ones; this supernet's is {net.sharing.rule}"
+        )
+    moved: dict[int, dict[int, Tensor]] = {}
+    for _, count, places in _groups(net):
+        order = torch.argsort(_importance(count, places), descending=True, stable=True)
+        if torch.equal(order, torch.arange(count, device=order.device)):
+            continue
+        for place in places:
+            index = place.index(order)
+            _move(place.tensor, {place.dim: index})
+            moved.setdefault(id(place.tensor), {})[place.dim] = index
+    every = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    return Order({name: moved[id(tensor)] for name, tensor in every if id(tensor) in moved})

@@ -1,0 +1,153 @@
+"""What a training run tells while it goes: a live line on a terminal, plain lines in a log, ``metrics.jsonl``
+always."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from superformer import files
+from superformer.evaluation.evaluator import Evaluator
+from superformer.progress import Clock, teller
+from superformer.space import Space
+from superformer.space.arch import Arch
+
+
+class Metrics:
+    """``metrics.jsonl``: one line of JSON for everything measured; TensorBoard's files beside it, if it is
+    installed."""
+
+    def __init__(self, path: Path, step: int):
+        """Lines after ``step`` are of steps that will be done again: they are taken out."""
+        self.path = path
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
+            files.write(path, "".join(f"{line}\n" for line in kept))
+        with files.storage(path):
+            self.file = open(path, "a", buffering=1)  # noqa: SIM115  # closed by close()
+        self.board = _tensorboard(path.parent, step)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        with files.storage(self.path):
+            self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if self.board is not None:
+            for name, value in values.items():
+                for key, number in value.items() if isinstance(value, Mapping) else ((None, value),):
+                    if isinstance(number, int | float):
+                        self.board.add_scalar(f"{kind}/{name}" + (f"/{key}" if key else ""), number, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return float("inf")
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+
+class Pace:
+    """How fast it goes: an average over the recent steps, and the share of them that waited for pictures."""
+
+    def __init__(self) -> None:
+        self.images = self.seconds = self.idled = self._waited = 0.0
+
+    def note(self, images: int, seconds: float, waited: float) -> None:
+        """A step, and the seconds that its epoch has waited so far."""
+        idle = max(waited - self._waited, 0.0) if waited >= self._waited else waited
+        self._waited = waited
+        keep = 0.95
+        self.images, self.seconds, self.idled = (
+            keep * a + b
+            for a, b in zip((self.images, self.seconds, self.idled), (images, seconds + idle, idle), strict=True)
+        )
+
+    @property
+    def speed(self) -> float:
+        """Pictures a second."""
+        return self.images / max(self.seconds, 1e-9)
+
+    @property
+    def idle(self) -> float:
+        """The share of the time that the device waited for pictures."""
+        return self.idled / max(self.seconds, 1e-9)
+
+
+class Display:
+    """Progress: a bar on a terminal, else a line every so often."""
+
+    def __init__(self, console: Console, total: int, done: int):
+        self.console, self.total, self.begun, self.clock = console, total, done, Clock()
+        self.progress: Progress | None = None
+        if console.is_terminal:
+            self.progress = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[said]}"),
+                TimeElapsedColumn(),
+                console=console,
+            )
+            self.task = self.progress.add_task("", total=total, completed=done, said="")
+            self.progress.start()
+
+    def left(self, done: int) -> float:
+        """Seconds that remain, at the speed so far."""
+        return self.clock.seconds / max(done - self.begun, 1) * (self.total - done)
+
+    def step(self, done: int, **values: float) -> None:
+        said = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        said += f"  {_clock(self.left(done))} left"
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, said=said)
+        elif self.clock.due() or done == self.total:
+            teller(self.console)(f"step {done} of {self.total}  {said}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        teller(self.progress.console if self.progress is not None else self.console)(text)
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# Health while training: the accuracy of the smallest, the largest and a few random sub-networks, always the same
+# ones.
+
+
+def watched(space: Space, networks: int, seed: int) -> dict[str, Arch]:
+    """The sub-networks that are watched; of a network by itself, the network."""
+    if space.size == 1:
+        return {"of the network": space.smallest()}
+    random = space.sample(networks, seed=seed) if networks else []
+    return {"smallest": space.smallest(), "largest": space.largest()} | {
+        f"random {i + 1}": a for i, a in enumerate(random)
+    }
+
+
+def check(judge: Evaluator, archs: dict[str, Arch]) -> dict[str, float]:
+    """The accuracy of every watched sub-network."""
+    return dict(zip(archs, judge(list(archs.values())), strict=True))

@@ -1,0 +1,282 @@
+"""How the gradients of a step's sub-networks become one (NASViT, section 3, eq. 1), and how much they conflict (table
+4).
+
+The largest network runs first and its gradients are set aside (`Kept`). The others' are summed in ``.grad``. Then both
+are joined: added, or with the component of one that works against the other taken out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm.optim
+import torch
+from timm.scheduler import CosineLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+
+from superformer.errors import SuperformerError, nearest
+from superformer.recipes.settings import Optimizer
+
+Grads = Sequence[Tensor | None]
+"""The gradient of each parameter, or None."""
+RULES, PRIORITIES = ("sum", "project"), ("subnets", "supernet")
+RELEASED_EPS = 1e-6
+"""What the released code adds to the squared norm in the denominator, along with its cap of 2."""
+
+
+def trainable(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients count, in the order that all functions here mean."""
+    return [p for p in net.parameters() if p.requires_grad]
+
+
+class Kept:
+    """Memory for gradients that are set aside; all steps use the same."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def keep(self, net: nn.Module) -> Grads:
+        """Copies of the gradients that the parameters have now, valid until the next call."""
+        params = trainable(net)
+        for i, p in enumerate(params):
+            own = self._memory.get(i)
+            if p.grad is not None and (own is None or own.shape != p.grad.shape or own.device != p.grad.device):
+                self._memory[i] = torch.empty_like(p.grad)
+        kept = [None if p.grad is None else self._memory[i] for i, p in enumerate(params)]
+        pairs = [(k, p.grad) for k, p in zip(kept, params, strict=True) if k is not None and p.grad is not None]
+        if pairs:
+            torch._foreach_copy_([k for k, _ in pairs], [g for _, g in pairs])
+        return kept
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of the two gradients of each parameter that has both (``at`` is its index): with each other, and
+    with themselves."""
+
+    at: tuple[int, ...] = ()
+    dot: tuple[float, ...] = ()
+    sub: tuple[float, ...] = ()
+    sup: tuple[float, ...] = ()
+
+
+@torch.no_grad()
+def products(params: Sequence[nn.Parameter], kept: Grads) -> Products:
+    """The inner products that projection and the measure of conflict need."""
+    both = [
+        (i, _flat(p.grad), _flat(k))
+        for i, (p, k) in enumerate(zip(params, kept, strict=True))
+        if p.grad is not None and k is not None
+    ]
+    if not both:
+        return Products()
+    columns = [
+        torch.stack([torch.dot(*pair) for pair in pairs])
+        for pairs in zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
+    ]
+    dot, sub, sup = torch.stack(columns).tolist()  # one wait for the device
+    return Products(tuple(i for i, _, _ in both), tuple(dot), tuple(sub), tuple(sup))
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1) if x.dtype == torch.float64 else x.reshape(-1).float()
+
+
+@torch.no_grad()
+def combine(
+    params: Sequence[nn.Parameter],
+    kept: Grads,
+    rule: str = "sum",
+    priority: str = "subnets",
+    cap: float | None = None,
+    eps: float | None = None,
+    known: Products | None = None,
+) -> None:
+    """Join the gradients of the largest network, ``kept``, with those of the others in ``.grad``; the result is in
+    ``.grad``.
+
+    ``project`` (eq. 1): where the inner product of a tensor's two gradients is negative, the component of the largest
+    network's along the others' is taken out, so that nothing works against the others; with priority ``supernet``
+    (table 7) the other way round. The paper writes eq. 1 for the gradient as a whole and measures conflict layer by
+    layer; as released, this goes tensor by tensor.
+
+    ``cap`` (2 as released) limits what is taken out to a multiple of the other gradient, and ``eps`` (default: 1e-6
+    with a cap, as released, otherwise 0) is added to its squared norm; both leave a part of the conflict. The paper has
+    neither.
+
+    A parameter that only one side used keeps that side's gradient. (The released code, where the others' is None, adds
+    the largest's to itself and so doubles it; it was written for a torch whose gradients were zeros there.) ``.grad``
+    is then the kept tensor itself.
+
+    ``known``: the `products`, if they were computed for the measure of conflict already.
+    """
+    if rule not in RULES:
+        raise SuperformerError(f"unknown rule for gradients {rule!r}: {nearest(rule, RULES)}")
+    if priority not in PRIORITIES:
+        raise SuperformerError(f"unknown priority {priority!r}: {nearest(priority, PRIORITIES)}")
+    factors: dict[int, float] = {}
+    if rule == "project":
+        eps = (0.0 if cap is None else RELEASED_EPS) if eps is None else eps
+        found = known or products(params, kept)
+        for i, dot, norm in zip(found.at, found.dot, found.sub if priority == "subnets" else found.sup, strict=True):
+            if dot < 0 < norm + eps:
+                out = -dot / (norm + eps)
+                factors[i] = 1 + (out if cap is None else min(out, cap))
+    alike: list[tuple[Tensor, Tensor]] = []
+    for i, (p, sup) in enumerate(zip(params, kept, strict=True)):
+        if sup is None:
+            continue
+        if p.grad is None:
+            p.grad = sup
+        elif i not in factors:
+            alike.append((p.grad, sup))
+        elif priority == "subnets":
+            torch.add(sup, p.grad, alpha=factors[i], out=p.grad)
+        else:
+            p.grad.add_(sup, alpha=factors[i])
+    if alike:
+        torch._foreach_add_([g for g, _ in alike], [k for _, k in alike])
+
+
+@torch.no_grad()
+def clip(params: Iterable[nn.Parameter], limit: float | None) -> float:
+    """Scale the gradients such that their norm, all together, is at most ``limit``; returns the norm before.
+
+    As torch's, but nothing is written where nothing has to change.
+    """
+    grads = [p.grad for p in params if p.grad is not None]
+    norm = float(nn.utils.get_total_norm(grads))
+    if limit is not None and norm > limit:
+        torch._foreach_mul_(grads, limit / (norm + 1e-6))
+    return norm
+
+
+# --- conflict ---
+
+
+def conflict(net: nn.Module, kept: Grads, known: Products | None = None) -> dict[str, Any]:
+    """How far the largest network's gradients, ``kept``, work against the others', in ``.grad`` (NASViT, section 2,
+    investigation 3).
+
+    The paper takes the cosine of the largest network's gradient and the mean of the others' (their sum has the same
+    cosine) and counts "the percentage of negative cosine similarity ... at a per layer granularity", over the training
+    set. Here, of one step:
+
+    * ``ratio``: the share of layers (blocks) with a negative cosine; its mean over steps is table 4's *negative cosine
+      similarity ratio*;
+    * ``tensors``: the same of single tensors, which is what projection works on;
+    * ``negative``: the mean of the layers' negative cosines, 0 if there are none;
+    * ``cosine``: that of the whole gradients;
+    * ``layers``: the cosine of each layer.
+
+    Layers that one of both did not use are left out.
+    """
+    names = [name for name, p in net.named_parameters() if p.requires_grad]
+    found = known or products(trainable(net), kept)
+    sums: dict[str, list[float]] = {}
+    for i, *row in zip(found.at, found.dot, found.sub, found.sup, strict=True):
+        own = sums.setdefault(layer(names[i]), [0.0, 0.0, 0.0])
+        own[:] = [a + b for a, b in zip(own, row, strict=True)]
+    layers = {name: _cosine(*row) for name, row in sums.items() if row[1] > 0 and row[2] > 0}
+    tensors = [dot < 0 for dot, sub, sup in zip(found.dot, found.sub, found.sup, strict=True) if sub > 0 and sup > 0]
+    below = [c for c in layers.values() if c < 0]
+    return {
+        "ratio": len(below) / max(len(layers), 1),
+        "tensors": sum(tensors) / max(len(tensors), 1),
+        "negative": sum(below) / max(len(below), 1),
+        "cosine": _cosine(sum(found.dot), sum(found.sub), sum(found.sup)),
+        "layers": layers,
+    }
+
+
+def _cosine(dot: float, sub: float, sup: float) -> float:
+    norm = (sub * sup) ** 0.5
+    return dot / norm if norm > 0 else 0.0
+
+
+def layer(name: str) -> str:
+    """The layer a parameter belongs to: its block, what leads into its stage, or its part outside the stages (stem,
+    head)."""
+    found = re.match(r"stages\.\d+\.(blocks\.\d+|[^.]+)", name)
+    return found[0] if found else name.split(".")[0]
+
+
+# The optimiser and its schedule: timm's, and weight decay that leaves alone what a step did not use.
+
+
+def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOptimizer:
+    """An optimiser of timm with two groups: weights that decay, and vectors and the names of ``no_decay`` that do not.
+
+    Without ``decay`` it shrinks nothing itself; `shrink` then does.
+    """
+    known = timm.optim.list_optimizers()
+    if settings.name not in known:
+        raise SuperformerError(f"optimizer.name: unknown optimiser {settings.name!r}: {nearest(settings.name, known)}")
+    kept: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
+    for name, p in net.named_parameters():
+        (kept if p.ndim <= 1 or any(word in name for word in settings.no_decay) else decayed).append(p)
+    groups = [{"params": kept, "weight_decay": 0.0, "decay": 0.0}]
+    groups.append(
+        {"params": decayed, "weight_decay": settings.weight_decay if decay else 0.0, "decay": settings.weight_decay}
+    )
+    info = timm.optim.get_optimizer_info(settings.name)
+    words: dict[str, Any] = {"eps": settings.eps} if info.has_eps else {}
+    if info.has_betas:
+        words["betas"] = settings.betas
+    if info.has_momentum:
+        words["momentum"] = settings.momentum
+    if settings.name in ("adamw", "adam"):
+        words["fused"] = True  # one pass over the weights
+    made: TorchOptimizer = timm.optim.create_optimizer_v2(
+        [g for g in groups if g["params"]],
+        opt=settings.name,
+        lr=settings.lr,
+        weight_decay=0.0,
+        filter_bias_and_bn=False,
+        **words,
+    )
+    return made
+
+
+@torch.no_grad()
+def shrink(optimizer: TorchOptimizer) -> None:
+    """Decoupled weight decay of what has a gradient: channels and blocks that a step did not use keep their weights."""
+    for group in optimizer.param_groups:
+        factor = group["lr"] * group["decay"]
+        if factor:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.addcmul_(p, (p.grad != 0).to(p.dtype), value=-factor)
+
+
+class Schedule:
+    """The learning rate of each step; it depends on nothing but the step's number."""
+
+    def __init__(self, optimizer: TorchOptimizer, settings: Optimizer, steps: int, steps_per_epoch: int):
+        self.optimizer, self.settings = optimizer, settings
+        self.warmup = min(round(settings.warmup_epochs * steps_per_epoch), steps)
+        self.cosine = CosineLRScheduler(
+            optimizer,
+            t_initial=max(steps, 1),
+            lr_min=settings.min_lr,
+            warmup_t=self.warmup,
+            warmup_lr_init=settings.warmup_lr,
+            t_in_epochs=False,
+        )
+
+    def set(self, step: int) -> float:
+        """Set the rate of a step."""
+        if self.settings.schedule == "constant" and step >= self.warmup:
+            self._all([self.settings.lr] * len(self.optimizer.param_groups))
+        else:
+            self.cosine.step_update(step)
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _all(self, rates: Iterable[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,1 @@
+"""Small random spaces of each family."""

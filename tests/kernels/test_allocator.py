@@ -1,0 +1,42 @@
+"""Freed memory is kept. In a process of its own: what is set for the allocator stays set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource, sys, torch
+import superformer as sf
+from superformer.kernels.memory import keep_freed
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        a, b = torch.zeros(2**24), torch.zeros(2**24)
+        del a, b
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+sf.supernet(sf.space("vitas-block"), num_classes=2)
+faults()
+print(given_back, faults(), keep_freed())
+"""
+
+
+def test_a_process_with_a_supernet_keeps_the_memory_it_frees() -> None:
+    given_back, kept, can = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert can == "True"
+    pages = 4 * 2 * 2**26 // 4096
+    assert int(given_back) > pages / 2
+    assert int(kept) < pages / 20
+
+
+def test_the_allocator_can_be_left_as_it_is() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from superformer.kernels.memory import keep_freed; print(keep_freed())"],
+        capture_output=True, text=True, check=True, env={"SUPERFORMER_RETURN_MEMORY": "1"},
+    )  # fmt: skip
+    assert said.stdout.strip() == "False"
