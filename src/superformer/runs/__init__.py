@@ -1,0 +1,1 @@
+"""Runs: their folders, stored weights, and the processes that share the work."""
