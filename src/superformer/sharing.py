@@ -24,8 +24,9 @@ from fractions import Fraction
 from importlib import resources
 from typing import Any
 
-from superformer.elastic.axis import Axis, Segments, Selection
+from superformer.elastic.axis import Axis, Selection
 from superformer.errors import SuperformerError, nearest
+from superformer.kernels.slices import Segments
 
 RULES = ("ordinal", "bilateral", "cyclic")
 SIDES = ("left", "right")

@@ -1,21 +1,20 @@
-"""Axes: the dimensions of weights that can run at several widths, and what one pass uses of them."""
+"""Axes: the dimensions of weights that can run at several widths; and a pass: what it uses of them, which blocks
+run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from superformer.kernels.slices import Segments
 from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
     from superformer.elastic.transformer import Cell
-
-Segments = tuple[tuple[int, int], ...]
-"""Runs ``(start, stop)`` of channels, in the order in which a sub-network has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,30 +70,20 @@ def size(dim: Dim) -> int:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What one pass uses of an axis.
+class Units:
+    """Axes whose channels can be put in another order together, as so many equal units (heads; on one axis alone its
+    channels): what a module's ``sortable`` answers, for axes that begin and end within it."""
 
-    *Sliced*: the channels in ``segments``; tensors have ``width`` channels. *Masked* (ViT-ResNAS, section 2.3 and
-    figure 6): tensors keep the full width, ``mask`` of shape (batch, 1, channels) is one where an example's sub-network
-    has a channel, and ``count`` is how many it has."""
+    axes: tuple[Axis, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What one pass uses of an axis: the channels in ``segments``, ``width`` in all."""
 
     segments: Segments
     width: int
-    mask: Tensor | None = None
-    count: Tensor | None = None
-
-    def keep(self, x: Tensor) -> Tensor:
-        """Zero the channels that are not there (masked pass); nothing to do in a sliced pass."""
-        return x if self.mask is None else x * self.mask
-
-    def place(self, x: Tensor, size: int) -> Tensor:
-        """Put the selected channels of ``x`` back where they lie in a tensor of full width; zero elsewhere."""
-        out = x.new_zeros(*x.shape[:-1], size)
-        at = 0
-        for start, stop in self.segments:
-            out[..., start:stop] = x[..., at : at + stop - start]
-            at += stop - start
-        return out
 
 
 class View:
@@ -132,62 +121,36 @@ class View:
             return ((total - used, total),) if self.side == "right" else ((0, used),)
         return tuple((p * axis.size + a, p * axis.size + b) for p in range(dim.parts) for a, b in found.segments)
 
-    def replace(self, other: Mapping[Axis, Selection]) -> View:
-        return View({**self.selections, **other}, self.joint, self.side)
+    def run(self, layer: nn.Module, x: Tensor, *more: Any, **words: Any) -> Any:
+        """A layer, as it is written. (Several architectures at once run otherwise: `superformer.elastic.masked`.)"""
+        return nn.Module.__call__(layer, x, self, *more, **words)
+
+    def widened(self, x: Tensor, inp: Axis, out: Axis) -> Tensor:
+        """Tokens of one axis on a wider one: zero channels after the last."""
+        return F.pad(x, (0, self[out].width - x.shape[-1]))
 
 
 EMPTY = View()
 
 
-def masked(axis: Axis, parts: list[Segments | None], part_size: int, like: Tensor) -> Selection:
-    """The selection of a masked pass: one row of channels for each part of the batch; None leaves a part without any
-    channel."""
-    rows = torch.zeros(len(parts), axis.size, dtype=like.dtype, device=like.device)
-    for row, segments in zip(rows, parts, strict=True):
-        for start, stop in segments or ():
-            row[start:stop] = 1
-    mask = rows.repeat_interleave(part_size, 0).unsqueeze(1)
-    return Selection(((0, axis.size),), axis.size, mask, mask.sum(-1, keepdim=True))
-
-
-# One pass through a network: which blocks run, with which values, on which part of the batch.
-
-
 @dataclass(frozen=True)
-class Part:
-    """One sub-network's part of a masked batch: its rows, its own (sliced) view, and its values in a block (None: it
-    skips it)."""
-
-    rows: slice
-    view: View
-    values: Values | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One block of a pass. In a masked pass ``parts`` says what each part of the batch does, and ``gate`` is zero where
-    it skips."""
+class Visit:
+    """One block of a pass, with its values."""
 
     block: Cell
     values: Values
-    parts: tuple[Part, ...] | None = None
-    gate: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass: one architecture (sliced), or several at once (masked; ``parts`` has an entry for each).
+    """A pass of one architecture.
 
     ``grid`` is the number of rows and columns of tokens now, ``native`` what they are at the architecture's own
-    resolution."""
+    resolution.
+    """
 
     arch: Arch
     view: View
-    stages: tuple[tuple[Step, ...], ...]
-    parts: tuple[Part, ...] | None = None
+    stages: tuple[tuple[Visit, ...], ...]
     grid: tuple[int, int] = (0, 0)
     native: tuple[int, int] = (0, 0)
-    steps: tuple[Step, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", tuple(s for stage in self.stages for s in stage))

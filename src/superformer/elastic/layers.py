@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, View, size
-from superformer.kernels.slices import Index, layer_norm, linear, take
+from superformer.kernels.slices import Index, Wanted, layer_norm, linear, take
 from superformer.space.costs import Cost, Count
 
 Widths = Mapping[Axis, Count]
@@ -31,23 +31,26 @@ def width(dim: Dim, widths: Widths) -> Count:
     return 1 if dim.kind == "private" and dim in widths else widths.get(dim, dim.size)
 
 
+class Layer(nn.Module):
+    """Something that a pass runs on tokens: ``layer(x, view)``."""
+
+    def __call__(self, x: Tensor, view: View, *more: Any, **words: Any) -> Any:
+        return view.run(self, x, *more, **words)
+
+
 class Elastic(nn.Module, abc.ABC):
-    """A layer that owns tensors; ``dims`` says on which axes each of them lies."""
+    """What owns tensors; ``dims`` says on which axes each of them lies."""
 
     dims: dict[str, tuple[Dim, ...]]
 
     def index(self, name: str, view: View) -> Index:
         return tuple(view.segments(dim) for dim in self.dims[name])
 
-    def wanted(self, name: str, view: View) -> tuple[Tensor, Index]:
-        """One of its tensors and the part of it that a pass uses, for `take`."""
+    def wanted(self, name: str, view: View) -> Wanted:
+        """One of its tensors and the part of it that a pass uses."""
         tensor = getattr(self, name)
         assert isinstance(tensor, Tensor)
         return tensor, self.index(name, view)
-
-    def selected(self, view: View, *names: str) -> list[Tensor]:
-        """What a pass uses of its tensors, differentiable."""
-        return take(*(self.wanted(name, view) for name in names))
 
     def params(self, widths: Widths) -> Count:
         return sum(
@@ -59,7 +62,7 @@ class Elastic(nn.Module, abc.ABC):
         """Fill with initial values."""
 
 
-class Linear(Elastic, nn.Linear):
+class Linear(Layer, Elastic, nn.Linear):
     """A matrix between two axes; ``parts`` of them side by side make one packed matrix (q, k and v)."""
 
     def __init__(self, inp: Axis, out: Axis, bias: bool = True, parts: int = 1, tag: str = ""):
@@ -83,38 +86,43 @@ class Linear(Elastic, nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-class Conv2d(Elastic, nn.Conv2d):
+class Conv2d(Layer, Elastic, nn.Conv2d):
     """A convolution between two axes, as one matrix product over the pixels under the kernel.
 
     The few convolutions of these families have large kernels or small maps, where that is as fast as a direct
-    convolution, and the weight's slice and its gradient are then those of a matrix."""
+    convolution, and the weight's slice and its gradient are then those of a matrix.
+    """
 
-    def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int, padding: int = 0, bias: bool = True):
-        nn.Conv2d.__init__(self, inp.size, out.size, kernel, stride, padding, bias=bias)
-        self.dims = {"weight": (out, inp, kernel, kernel)}
+    def __init__(self, inp: Axis, out: Axis, side: int, stride: int, padding: int = 0, bias: bool = True):
+        nn.Conv2d.__init__(self, inp.size, out.size, side, stride, padding, bias=bias)
+        self.dims = {"weight": (out, inp, side, side)}
         if bias:
             self.dims["bias"] = (out,)
-        self.kernel, self.step, self.pad = kernel, stride, padding
+        self.side, self.hop, self.pad = side, stride, padding
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
         """(batch, channels, height, width) to (batch, positions, channels): tokens, row by row."""
         bias_index = self.index("bias", view) if self.bias is not None else ()
         out, inp, _, _ = self.index("weight", view)
-        area = self.kernel**2
-        columns = None if inp is None else tuple((a * area, b * area) for a, b in inp)
-        return linear(self._patches(x), self.weight, self.bias, (out, columns), bias_index)
+        columns = None if inp is None else tuple((a * self.side**2, b * self.side**2) for a, b in inp)
+        return linear(self.under_kernel(x), self.weight, self.bias, (out, columns), bias_index)
 
-    def _patches(self, x: Tensor) -> Tensor:
-        """The pixels under the kernel at each position, channel by channel."""
-        k = self.kernel
-        if self.step == k and not self.pad:
+    def under_kernel(self, x: Tensor) -> Tensor:
+        """The pixels under the kernel at each position, channel by channel: (batch, positions, channels * side**2)."""
+        k, s = self.side, self.hop
+        if s == k and not self.pad:
             batch, channels, height, width = x.shape
+            # (batch, channels, rows, k, columns, k) to (batch, rows, columns, channels, k, k)
             x = x.reshape(batch, channels, height // k, k, width // k, k).permute(0, 2, 4, 1, 3, 5)
             return x.reshape(batch, (height // k) * (width // k), channels * k * k)
-        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, self.pad, self.pad, self.pad, self.pad))
-        rows, cols = ((x.shape[d] - k) // self.step + 1 for d in (1, 2))
-        ends = [(i + (rows - 1) * self.step + 1, j + (cols - 1) * self.step + 1) for i in range(k) for j in range(k)]
-        under = [x[:, n // k : i : self.step, n % k : j : self.step] for n, (i, j) in enumerate(ends)]
+        x = F.pad(
+            x.permute(0, 2, 3, 1), (0, 0, self.pad, self.pad, self.pad, self.pad)
+        )  # (batch, height, width, channels)
+        rows, cols = ((x.shape[d] - k) // s + 1 for d in (1, 2))
+        ends = [(i + (rows - 1) * s + 1, j + (cols - 1) * s + 1) for i in range(k) for j in range(k)]
+        under = [
+            x[:, n // k : i : s, n % k : j : s] for n, (i, j) in enumerate(ends)
+        ]  # k * k times (batch, rows, cols, ch)
         return torch.stack(under, -1).flatten(3).flatten(1, 2)
 
     def cost(self, widths: Widths, positions: Count) -> Cost:
@@ -122,18 +130,19 @@ class Conv2d(Elastic, nn.Conv2d):
         return Cost(positions * math.prod(width(d, widths) for d in self.dims["weight"]), self.params(widths))
 
     def reset(self, generator: torch.Generator) -> None:
-        fan_in = self.weight[0].numel()
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5), generator=generator)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
+        reset_conv(self, generator)
 
 
-class LayerNorm(Elastic, nn.LayerNorm):
-    """Layer norm over the channels that are there.
+def reset_conv(conv: nn.Conv2d, generator: torch.Generator) -> None:
+    """torch's initial values of a convolution, from a generator."""
+    bound = 1 / math.sqrt(conv.weight[0].numel())
+    nn.init.kaiming_uniform_(conv.weight, a=math.sqrt(5), generator=generator)
+    if conv.bias is not None:
+        nn.init.uniform_(conv.bias, -bound, bound, generator=generator)
 
-    In a masked pass this is ViT-ResNAS's masked layer norm (section 2.3, figure 6 d): mean and variance over the kept
-    channels only. The variance is that of the deviations, as in the ordinary layer norm, not the difference E[x^2] -
-    E[x]^2 of the released code."""
+
+class LayerNorm(Layer, Elastic, nn.LayerNorm):
+    """Layer norm over the channels that are there."""
 
     def __init__(self, axis: Axis, eps: float = 1e-6):
         nn.LayerNorm.__init__(self, axis.size, eps=eps)
@@ -141,13 +150,7 @@ class LayerNorm(Elastic, nn.LayerNorm):
         self.axis = axis
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
-        here = view[self.axis]
-        if here.mask is None or here.count is None:
-            return layer_norm(x, self.weight, self.bias, self.index("weight", view), self.eps)
-        weight, bias = self.selected(view, "weight", "bias")
-        off = (x - x.sum(-1, keepdim=True) / here.count) * here.mask
-        spread = torch.rsqrt(off.square().sum(-1, keepdim=True) / here.count + self.eps)
-        return torch.addcmul(bias * here.mask, off * spread, weight)
+        return layer_norm(x, self.weight, self.bias, self.index("weight", view), self.eps)
 
     def cost(self, widths: Widths) -> Cost:
         return Cost(0, self.params(widths))
@@ -167,7 +170,7 @@ class Table(Elastic):
         self.fill = fill
 
     def forward(self, view: View) -> Tensor:
-        return self.selected(view, "weight")[0]
+        return take(self.wanted("weight", view))[0]
 
     def cost(self, widths: Widths) -> Cost:
         return Cost(0, self.params(widths))

@@ -1,32 +1,31 @@
-"""Relative position bias: a number for each head and each distance of two positions of a map (Swin; NASViT, appendix
-B.1)."""
+"""Positions: tables for pictures of another size, biases of relative positions, AutoFormer's; and windows of maps."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from superformer.elastic.axis import EMPTY
+from superformer.elastic.layers import Table
+from superformer.kernels.memory import remembered
+from superformer.space.costs import Cost, Count
 
 Grid = tuple[int, int]
 
 
-def remembered(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Tensors made once for the same arguments, but not in a trace (export, compilation), whose tensors must not be
-    kept."""
-    kept = functools.lru_cache(maxsize=64)(make)
+def resized(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
+    """A table of (prefix + rows * columns, channels) for another grid, bicubic as in DeiT and ViT-ResNAS; the first
+    entries (class token) stay."""
+    if old == new:
+        return table
+    first, patches = table[:prefix], table[prefix:]
+    picture = patches.t().reshape(1, -1, *old)  # (1, channels, rows, columns)
+    stretched = F.interpolate(picture, size=new, mode="bicubic", align_corners=False)[0].flatten(1).t()
+    return torch.cat([first, stretched]) if prefix else stretched
 
-    @functools.wraps(make)
-    def wrapper(*args: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            return make(*args)
-        with torch.inference_mode(False):
-            return kept(*args)
 
-    return wrapper
+# --- relative position bias: a number for each head and each distance (Swin; NASViT, appendix B.1) ---
 
 
 @remembered
@@ -36,34 +35,101 @@ def _pairs(grid: Grid, device: torch.device) -> Tensor:
     return (rows[:, None, :, None] * (2 * grid[1] - 1) + cols[:, None]).flatten()
 
 
-def lookup(table: Tensor, grid: Grid, native: Grid | None = None) -> Tensor:
+def relative_bias(table: Tensor, grid: Grid, native: Grid | None = None) -> Tensor:
     """The bias (heads, positions, keys) of a map or window from a table (distances of rows, of columns, heads), or from
     its middle.
 
     If the map has another size than the table was learned for (``native``), the table is stretched. Reading the table
-    head by head makes the gradient four times as fast as reading all heads of each pair."""
+    head by head makes the gradient four times as fast as reading all heads of each pair.
+    """
     if native is not None and native != grid:
-        size = [2 * n - 1 for n in grid]
-        table = F.interpolate(table.permute(2, 0, 1)[None], size=size, mode="bicubic", align_corners=False)[0].permute(
-            1, 2, 0
-        )
+        size, picture = [2 * n - 1 for n in grid], table.permute(2, 0, 1)[None]  # (1, heads, rows, columns)
+        table = F.interpolate(picture, size=size, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
     for dim, n in enumerate(grid):
         if spare := table.shape[dim] - (2 * n - 1):
             table = table.narrow(dim, spare // 2, 2 * n - 1)
-    by_head = table.flatten(0, 1).t().contiguous()
+    by_head = table.flatten(0, 1).t().contiguous()  # (heads, distances)
     tokens = grid[0] * grid[1]
     return by_head.index_select(1, _pairs(grid, table.device)).view(-1, tokens, tokens)
 
 
-# Position tables for pictures of another size.
+class RelativePosition(nn.Module):
+    """AutoFormer's relative positions of keys and values: tables of ``2 * reach + 2`` entries for the rows and the
+    columns; distances beyond ``reach`` are clipped. What they do is `superformer.kernels.relative`."""
+
+    def __init__(self, reach: int, head_dim: int):
+        super().__init__()
+        self.reach, self.head_dim = reach, head_dim
+        for name in ("k_rows", "k_cols", "v_rows", "v_cols"):
+            setattr(self, name, Table(2 * reach + 2, head_dim))
+
+    def forward(self, grid: Grid, native: Grid, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """For keys and for values, the entries of all distances, negative first, of rows and columns; then that of the
+        class token. At another length than the network's own (``native``) the entries are interpolated linearly."""
+        out = []
+        for kind in "kv":
+            entries = []
+            tables = [getattr(self, f"{kind}_{direction}")(EMPTY) for direction in ("rows", "cols")]
+            for table, length, own in zip(tables, grid, native, strict=True):
+                far = torch.arange(1 - own, own, device=table.device).clamp(-self.reach, self.reach) + self.reach + 1
+                found = table[far]  # (distances, head width)
+                if length != own:
+                    line = found.t().unsqueeze(0)
+                    found = F.interpolate(line, size=2 * length - 1, mode="linear", align_corners=True)[0].t()
+                entries.append(found)
+            out.append(torch.cat([*entries, tables[0][:1] + tables[1][:1]]).to(dtype))
+        return out[0], out[1]
+
+    def channels(self, grid: Grid) -> int:
+        """Channels of a head with its marks, rounded up to what vector units like."""
+        return -(-(self.head_dim + grid[0] + grid[1] + 1) // 16) * 16
+
+    def cost(self, heads: Count, tokens: Count, grid: Grid) -> Cost:
+        attention = 2 * heads * tokens * tokens * self.channels(grid)
+        distances = 2 * (grid[0] + grid[1]) - 1
+        tables = 2 * heads * tokens * distances * self.head_dim
+        return Cost(attention + tables, 4 * (2 * self.reach + 2) * self.head_dim)
 
 
-def resized(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefix: int) -> Tensor:
-    """A table of (prefix + rows * columns, channels) for another grid, bicubic as in DeiT and ViT-ResNAS; the first
-    entries (class token) stay."""
-    if old == new:
-        return table
-    first, patches = table[:prefix], table[prefix:]
-    picture = patches.t().reshape(1, -1, *old)
-    stretched = F.interpolate(picture, size=new, mode="bicubic", align_corners=False)[0].flatten(1).t()
-    return torch.cat([first, stretched]) if prefix else stretched
+# --- windows ---
+
+
+def halved(grid: tuple[Count, Count], times: int = 1) -> tuple[Count, Count]:
+    """Rows and columns of a map after so many halvings; odd ones are rounded up."""
+    for _ in range(times):
+        grid = (grid[0] + 1) // 2, (grid[1] + 1) // 2
+    return grid
+
+
+def padded(length: Count, side: int) -> Count:
+    """The next multiple of a window's side."""
+    return -(-length // side) * side
+
+
+def pad_to_windows(x: Tensor, side: int) -> Tensor:
+    """Zeros after the last row and the last column of a map, until windows of this side fit."""
+    rows, cols = x.shape[1:3]
+    below, right = padded(rows, side) - rows, padded(cols, side) - cols
+    return F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x
+
+
+def in_windows(x: Tensor, rows: int, cols: int) -> Tensor:
+    """A map in windows of so many rows and columns: (batch * windows, rows, columns, channels)."""
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // rows, rows, width // cols, cols, channels).transpose(2, 3)
+    return x.reshape(-1, rows, cols, channels)
+
+
+def out_of_windows(x: Tensor, down: int, across: int) -> Tensor:
+    """The opposite of `in_windows`: so many windows below each other and side by side."""
+    _, rows, cols, channels = x.shape
+    x = x.reshape(-1, down, across, rows, cols, channels).transpose(2, 3)
+    return x.reshape(-1, down * rows, across * cols, channels)
+
+
+def join_windows(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
+    """Windows (batch * windows, heads, side * side, width) as a map (batch, rows, columns, heads * width); rows and
+    columns that were padded are left out."""
+    down, across = padded(rows, side) // side, padded(cols, side) // side
+    x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
+    return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]

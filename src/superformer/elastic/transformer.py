@@ -1,33 +1,68 @@
-"""Multi-head self-attention whose width, number of heads and input width are searched."""
+"""The pre-norm transformer block (ViTAS v1, eqs. 1 and 2), its attention, and its class-attention form (CaiT; v1,
+appendix D)."""
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View
-from superformer.elastic.layers import LayerNorm, Linear, Table, Widths, width
-from superformer.kernels.attention import attend, unpack
-from superformer.kernels.relative import RelativePosition
+from superformer.elastic.axis import Axis, Pass, Units, View, Visit
+from superformer.elastic.layers import Layer, LayerNorm, Linear, Table, Widths, width
+from superformer.elastic.places import Places
+from superformer.elastic.positions import RelativePosition
+from superformer.kernels.attention import attention, split_heads
+from superformer.kernels.relative import relative_attention
 from superformer.space.costs import Cost, Count
+
+if TYPE_CHECKING:
+    from superformer.families.network import Network
 
 SHARED = ("qkv", "v", "qk", "none")
 
 
-class Attention(nn.Module):
-    """softmax(q k^T scale) v, then a projection back (ViTAS v1, eqs. 3, 4, 7 and 8).
+class Mlp(Layer):
+    """Two matrices with an exact GELU between them; the hidden width is searched."""
+
+    def __init__(self, embed: Axis, hidden: Axis):
+        super().__init__()
+        self.hidden = hidden
+        self.fc1 = Linear(embed, hidden)
+        self.fc2 = Linear(hidden, embed)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        out: Tensor = self.fc2(F.gelu(self.fc1(x, view)), view)
+        return out
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units((self.hidden,), self.hidden.size),)
+
+    def cost(self, widths: Widths, tokens: Count) -> Cost:
+        return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
+
+
+def whole_heads(inner: Axis, heads: Sequence[int]) -> int:
+    """The most parts of an attention width that are whole heads, whatever the number of heads."""
+    return inner.size // inner.unit if inner.unit > 1 else math.gcd(*heads)
+
+
+class Attention(Layer):
+    """softmax(q k^T scale) v, then a projection back (ViTAS v1, eqs. 3, 4, 7 and 8): width, number of heads and input
+    width are searched.
 
     ``shared`` says which of q, k and v are shared by all head counts; the others are private to each (v1, table 2:
     ``"v"`` is the paper's choice, group 7). A stand-alone network has one head count and one packed matrix, whatever
     its supernet shared.
 
     ``scale``: ``"head"`` is (attention width / heads)^-1/2; ``"embed"`` is (input width // heads)^-1/2 and a number is
-    itself, as the released ViTAS networks and supernets need it."""
+    itself, as the released ViTAS networks and supernets need it. ``relative``: the reach of AutoFormer's positions.
+    ``class_only``: the class token alone asks.
+    """
 
     def __init__(
         self,
@@ -46,133 +81,81 @@ class Attention(nn.Module):
         if shared == "qkv" or len(heads) == 1:
             self.qkv = Linear(embed, inner, parts=3, tag="qkv")
         else:
-            self.qk = nn.ModuleDict({k: Linear(embed, inner, parts=2, tag="qk") for k in self._keys("qk" in shared)})
-            self.v = nn.ModuleDict({k: Linear(embed, inner) for k in self._keys(shared == "v")})
+            own = [str(h) for h in heads]
+            self.qk = nn.ModuleDict(
+                {k: Linear(embed, inner, parts=2, tag="qk") for k in (["all"] if "qk" in shared else own)}
+            )
+            self.v = nn.ModuleDict({k: Linear(embed, inner) for k in (["all"] if shared == "v" else own)})
         self.relative = RelativePosition(relative, inner.size // max(heads)) if relative is not None else None
         self.proj = Linear(inner, embed)
-
-    def _keys(self, shared: bool) -> list[str]:
-        return ["all"] if shared else [str(h) for h in self.heads]
-
-    @staticmethod
-    def _of(private: nn.ModuleDict, heads: int) -> Linear:
-        layer = private["all"] if "all" in private else private[str(heads)]
-        assert isinstance(layer, Linear)
-        return layer
 
     def parts(self, heads: int) -> list[tuple[Linear, int]]:
         """The matrices that give q, k and v for a head count, each with how many of the three it gives."""
         if self.qkv is not None:
             return [(self.qkv, 3)]
-        assert self.qk is not None
-        assert self.v is not None
-        return [(self._of(self.qk, heads), 2), (self._of(self.v, heads), 1)]
-
-    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> list[Tensor]:
-        """Queries, keys and values, packed as the matrices give them: the first of two halves. In a masked pass where
-        heads of other widths lie elsewhere there are none yet, but the tokens: `attend` then takes each part of the
-        batch at its own width."""
-        if self._apart(view, step):
-            return [x]
-        return self._products(x, view, self._heads(step))
-
-    def attend(self, looks: list[Tensor], view: View, step: Step, at: Pass) -> Tensor:
-        """What the tokens get from each other: the second half."""
-        if self._apart(view, step):
-            return self._project(self._part_by_part(looks[0], view, step, at), view)
-        heads = self._heads(step)
-        factor = self._factor(view[self.embed].width, view[self.inner].width, heads)
-        return self._project(view[self.inner].keep(self._mix(looks, heads, factor, at)), view)
-
-    def alike(self, view: View, step: Step, at: Pass) -> Hashable:
-        """The same for two sub-networks that compute the same here."""
-        return view[self.embed].segments, view[self.inner].segments, step.values.int("heads"), at.grid, at.native
-
-    def _heads(self, step: Step) -> int:
-        """In a masked pass all; those that are not there are zeroed."""
-        return step.values.int("heads") if step.parts is None else self.inner.size // self.inner.unit
-
-    def _apart(self, view: View, step: Step) -> bool:
-        """Whether the parts of a masked batch cannot attend together."""
-        together = self.inner.unit > 1 and self.qkv is not None and self.scale == "head" and not view.joint
-        return step.parts is not None and not together
-
-    def _part_by_part(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        outs = []
-        for part in step.parts or ():
-            rows = x[part.rows]
-            if part.values is None:
-                outs.append(rows.new_zeros(len(rows), 1 if self.class_only else rows.shape[1], self.inner.size))
-                continue
-            own, heads = part.view[self.inner], part.values.int("heads")
-            mixed = View({**view.selections, self.inner: own}, part.view.joint, part.view.side)
-            factor = self._factor(part.view[self.embed].width, own.width, heads)
-            outs.append(own.place(self._mix(self._products(rows, mixed, heads), heads, factor, at), self.inner.size))
-        return torch.cat(outs)
-
-    def _project(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.proj(x, view)
+        out = []
+        for private, count in ((self.qk, 2), (self.v, 1)):
+            assert private is not None
+            layer = private["all" if "all" in private else str(heads)]
+            assert isinstance(layer, Linear)
+            out.append((layer, count))
         return out
 
-    def _factor(self, embed: int, inner: int, heads: int) -> float:
+    def forward(self, x: Tensor, view: View, visit: Visit, at: Pass) -> Tensor:
+        heads = visit.values.int("heads")
+        y = self.mixed(x, view, heads, self.factor(view[self.embed].width, view[self.inner].width, heads), at)
+        out: Tensor = self.proj(y, view)
+        return out
+
+    def mixed(self, x: Tensor, view: View, heads: int, scale: float, at: Pass) -> Tensor:
+        """What the tokens get from each other, (batch, tokens, attention width), before the projection."""
+        packed = [layer(x, view).unflatten(2, (n, heads, -1)) for layer, n in self.parts(heads)]
+        if self.relative is not None:  # (batch, tokens, 3, heads, width)
+            qkv = packed[0] if len(packed) == 1 else torch.cat(packed, 2)
+            keys, values = self.relative(at.grid, at.native, qkv.dtype)
+            return relative_attention(qkv, keys, values, scale, at.grid, self.relative.channels(at.grid))
+        q, k, v = (part for y in packed for part in split_heads(y))  # each (batch, heads, tokens, width)
+        y = attention(q[:, :, :1] if self.class_only else q, k, v, scale)
+        return y.transpose(1, 2).flatten(2)
+
+    def factor(self, embed: int, inner: int, heads: int) -> float:
+        """The scale of the logits, for these widths."""
         if self.scale == "head":
             return float((inner // heads) ** -0.5)
         return float((embed // heads) ** -0.5) if self.scale == "embed" else float(self.scale)
 
-    def _products(self, x: Tensor, view: View, heads: int) -> list[Tensor]:
-        return [layer(x, view) for layer, _ in self.parts(heads)]
+    def alike(self, visit: Visit, at: Pass) -> Hashable:
+        """The same for two sub-networks that compute the same here."""
+        view = at.view
+        return view[self.embed].segments, view[self.inner].segments, visit.values.int("heads"), at.grid, at.native
 
-    def _mix(self, products: list[Tensor], heads: int, scale: float, at: Pass) -> Tensor:
-        packed = [
-            y.view(*y.shape[:2], parts, heads, -1) for y, (_, parts) in zip(products, self.parts(heads), strict=True)
-        ]
-        if self.relative is not None:
-            out: Tensor = self.relative(
-                packed[0] if len(packed) == 1 else torch.cat(packed, 2), scale, at.grid, at.native
-            )
-            return out
-        q, k, v = (part for y in packed for part in unpack(y))
-        if self.class_only:
-            q = q[:, :, :1]
-        return attend(q, k, v, scale).transpose(1, 2).flatten(2)
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units((self.inner,), whole_heads(self.inner, self.heads)),)
+
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        where = Places.coordinates(grid := net.stage_grid(stage, at.grid))
+        tokens = torch.cat([where.new_zeros(1, net.prefix_tokens(stage), 3), where.flatten(1, 2)], 1)
+        return Places.of(grid, tokens[:, :1] if self.class_only else tokens, tokens)
 
     def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[int, int]) -> Cost:
         inner, embed = width(self.inner, widths), width(self.embed, widths)
         queries = 1 if self.class_only else tokens
         cost = Cost(tokens * 3 * inner * embed, 3 * inner * embed + 3 * inner) + self.proj.cost(widths, queries)
         if self.relative is not None:
-            return cost + self.relative.cost(widths, heads, tokens, grid)
+            return cost + self.relative.cost(heads, tokens, grid)
         return cost + Cost(2 * queries * tokens * inner, 0)
 
 
-# The pre-norm transformer block (ViTAS v1, eqs. 1 and 2) and its class-attention form (CaiT; v1, appendix D).
+class Branch(NamedTuple):
+    """A residual branch of a block with its skip, from tokens to tokens. Sub-networks of which ``alike`` says the same
+    compute the same there."""
 
-
-class Mlp(nn.Module):
-    """Two matrices with an exact GELU between them; the hidden width is searched."""
-
-    def __init__(self, embed: Axis, hidden: Axis):
-        super().__init__()
-        self.hidden = hidden
-        self.fc1 = Linear(embed, hidden)
-        self.fc2 = Linear(hidden, embed)
-
-    def widen(self, x: Tensor, view: View) -> Tensor:
-        """The hidden units."""
-        return view[self.hidden].keep(F.gelu(self.fc1(x, view)))
-
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.fc2(self.widen(x, view), view)
-        return out
-
-    def cost(self, widths: Widths, tokens: Count) -> Cost:
-        return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
+    run: Callable[[Tensor, Visit, Pass], Tensor]
+    alike: Callable[[Visit, Pass], Hashable] | None = None
 
 
 class Cell(nn.Module, abc.ABC):
-    """One block of a stage, of any family. It runs in ``phases``: of several sub-networks in a batch all run the first,
-    then all the second, so that the weights they share (and in the backward pass their gradients) stay in the cache:
-    the fewer in a phase the better."""
+    """One block of a stage, of any family: ``block(x, visit, at)``."""
 
     drop_path: float = 0.0
 
@@ -181,20 +164,12 @@ class Cell(nn.Module, abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def phases(self) -> Sequence[Phase]:
-        """What it computes, step by step. The first gets the tokens and the last returns them; what one hands to the
-        next is theirs."""
+    def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        """Tokens to tokens."""
 
-    def stretches(self) -> Sequence[Stretch]:
-        """The phases, cut where nothing but tokens is handed on, so that sub-networks can go together for a while."""
-        return (Stretch(self.phases()),)
-
-    def forward(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        state: Any = x
-        for phase in self.phases():
-            state = phase(state, view, step, at)
-        out: Tensor = state
-        return out
+    def branches(self) -> Sequence[Branch]:
+        """The same as residual branches, one after another."""
+        return (Branch(self.forward),)
 
     @abc.abstractmethod
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
@@ -207,23 +182,16 @@ class Cell(nn.Module, abc.ABC):
         kept = 1 - self.drop_path
         return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
 
-
-Phase = Callable[[Any, View, Step, Pass], Any]
-
-
-class Stretch(NamedTuple):
-    """Phases from tokens to tokens. Sub-networks for which ``alike`` says the same compute the same there: they can be
-    one batch."""
-
-    phases: Sequence[Phase]
-    alike: Callable[[View, Step, Pass], Hashable] | None = None
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places | None:
+        """Where the queries and keys of its attention lie on the map; None: it does not attend."""
+        return None
 
 
 class Block(Cell):
     """x + Attention(LN(x)), then x + MLP(LN(x)).
 
-    With ``class_only`` the class token alone is changed: it attends to itself and to the patches, which stay as they
-    are."""
+    With ``class_only`` attention the class token alone is changed: it attends to itself and to the patches, which stay
+    as they are."""
 
     def __init__(self, embed: Axis, attn: Attention, mlp: Mlp, eps: float = 1e-6, layer_scale: float | None = None):
         super().__init__()
@@ -238,52 +206,35 @@ class Block(Cell):
     def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
         return {self.attn.inner: values["attn"], self.mlp.hidden: values["mlp"]}
 
-    def phases(self) -> Sequence[Phase]:
-        return self.look, self.attend, self.widen, self.narrow
+    def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        return self.transform(self.attend(x, visit, at), visit, at)
 
-    def stretches(self) -> Sequence[Stretch]:
-        look, attend, widen, narrow = self.phases()
-        return Stretch((look, attend), self.attn.alike), Stretch((widen, narrow), self._same_mlp)
+    def attend(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        y = self.attn(self.norm1(x, at.view), at.view, visit, at)
+        return self._added(x, y, self.scale1, at.view)
 
-    def _same_mlp(self, view: View, step: Step, at: Pass) -> Hashable:
-        return view[self.embed].segments, view[self.mlp.hidden].segments
+    def transform(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        changing = x[:, :1] if self.attn.class_only else x
+        return self._added(x, self.mlp(self.norm2(changing, at.view), at.view), self.scale2, at.view)
 
-    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> tuple[Tensor, list[Tensor]]:
-        """The tokens, and their queries, keys and values."""
-        return x, self.attn.look(self.norm1(x, view), view, step, at)
-
-    def attend(self, state: tuple[Tensor, list[Tensor]], view: View, step: Step, at: Pass) -> Tensor:
-        """The tokens after the attention branch."""
-        x, looks = state
-        y = self._branch(self.attn.attend(looks, view, step, at), view, step, self.scale1)
+    def _added(self, x: Tensor, y: Tensor, scale: Table | None, view: View) -> Tensor:
+        """x + drop_path(scale * y); of the class token alone, where it alone changes."""
+        y = self.dropped(y if scale is None else y * scale(view))
         return torch.cat([x[:, :1] + y, x[:, 1:]], 1) if self.attn.class_only else x + y
 
-    def widen(self, x: Tensor, view: View, step: Step, at: Pass) -> tuple[Tensor, Tensor]:
-        """The tokens, and the hidden units of those that the MLP changes."""
-        return x, self.mlp.widen(self.norm2(self._changing(x), view), view)
+    def branches(self) -> Sequence[Branch]:
+        return Branch(self.attend, self.attn.alike), Branch(self.transform, self._same_mlp)
 
-    def narrow(self, state: tuple[Tensor, Tensor], view: View, step: Step, at: Pass) -> Tensor:
-        """The tokens after the MLP branch."""
-        x, hidden = state
-        new = self._changing(x) + self._branch(self.mlp.fc2(hidden, view), view, step, self.scale2)
-        return torch.cat([new, x[:, 1:]], 1) if self.attn.class_only else new
+    def _same_mlp(self, visit: Visit, at: Pass) -> Hashable:
+        return at.view[self.embed].segments, at.view[self.mlp.hidden].segments
 
-    def _changing(self, x: Tensor) -> Tensor:
-        return x[:, :1] if self.attn.class_only else x
-
-    def _branch(self, y: Tensor, view: View, step: Step, scale: Table | None) -> Tensor:
-        if scale is not None:
-            y = y * scale(view)
-        y = view[self.embed].keep(y)
-        if step.gate is not None:
-            y = y * step.gate
-        return self.dropped(y)
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        return self.attn.places(net, stage, visit, at)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths)
-        cost += self.attn.cost(widths, values["heads"], tokens, grid) + self.mlp.cost(
-            widths, 1 if self.attn.class_only else tokens
-        )
+        cost += self.attn.cost(widths, values["heads"], tokens, grid)
+        cost += self.mlp.cost(widths, 1 if self.attn.class_only else tokens)
         for scale in (self.scale1, self.scale2):
             cost += scale.cost(widths) if scale is not None else Cost(0, 0)
         return cost

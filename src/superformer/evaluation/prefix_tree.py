@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Pass, Step
+from superformer.elastic.axis import Pass, Visit
 from superformer.elastic.conv import BatchNorm
 from superformer.families.network import Network
 from superformer.space.arch import Arch
@@ -123,8 +123,8 @@ def _enter(net: Network, stage: int, at: Pass, x: Tensor) -> Tensor:
     return net.enter(stage, net.embed(x, at) if stage == 0 else x, at)
 
 
-def _block(step: Step, at: Pass, x: Tensor) -> Tensor:
-    out: Tensor = step.block(x, at.view, step, at)
+def _block(visit: Visit, at: Pass, x: Tensor) -> Tensor:
+    out: Tensor = visit.block(x, visit, at)
     return out
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -21,22 +22,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from superformer.elastic.axis import EMPTY, Axis, Part, Pass, Step, View, fixed, masked
+from superformer.elastic import masked
+from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
 from superformer.elastic.layers import Elastic, Linear
+from superformer.elastic.positions import halved
 from superformer.elastic.transformer import Cell
 from superformer.errors import ArchError, SuperformerError, nearest
+from superformer.families import weights
 from superformer.families.timm_api import TimmApi
-from superformer.kernels.attention import halved
-from superformer.kernels.lockstep import in_step
+from superformer.kernels.lockstep import masked_is_better, run_together
 from superformer.kernels.slices import recycle
 from superformer.sharing import Sharing
-from superformer.space import Space
-from superformer.space.arch import Arch, Values
+from superformer.space import Arch, Space
 from superformer.space.costs import NOTHING, Cost, Count
 from superformer.space.genes import Layout
 from superformer.space.schema import Schema, in_patches
 
 MODES = ("sliced", "masked")
+PLANS = 64
+"""Plans of passes that a network remembers."""
+Widths = Mapping[Axis, Count]
+Numbers = Mapping[str, Count]
+"""Values of choices, as numbers or as arrays over a population."""
+Size = tuple[Count, Count]
+"""Rows and columns: of pixels, or of tokens."""
 
 
 class StageModule(nn.Module):
@@ -62,10 +71,12 @@ class Network(TimmApi, nn.Module):
     same numbers."""
     any_size: ClassVar[bool] = False
     """Whether pictures of any size run, not only multiples of a patch."""
-    alike: ClassVar[bool] = False
+    equal_blocks: ClassVar[bool] = False
     """Whether all blocks of a stage cost the same where they have nothing to choose by themselves."""
     depth_matters: ClassVar[bool] = False
     """Whether a block's output depends on how many blocks of its stage run (the scales of NASViT do)."""
+    patch_head_possible: ClassVar[bool] = False
+    """Whether it can classify each patch, for token labelling."""
     stages: nn.ModuleList
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):
@@ -77,6 +88,7 @@ class Network(TimmApi, nn.Module):
         self.stages = nn.ModuleList()
         self.grad_checkpointing = False
         self.pretrained_cfg = self.default_cfg = {}
+        self._plans: dict[object, Pass] = {}
         self.build()
         self._own: Arch | None = space.smallest() if space.size == 1 else None
 
@@ -87,17 +99,25 @@ class Network(TimmApi, nn.Module):
         """Make the modules for ``self.space``."""
 
     @abc.abstractmethod
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+    def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         """The widths of the axes that network-wide and stage-wide choices set. Of one architecture the stages also tell
         their ``depth``."""
 
     @abc.abstractmethod
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+    def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         """Rows and columns of tokens that a picture of this size becomes."""
 
-    def canvas(self, values: Mapping[str, Count], size: tuple[Count, Count]) -> tuple[Count, Count]:
+    @abc.abstractmethod
+    def tokens_axis(self, stage: int) -> Axis:
+        """The axis of the channels of a stage's tokens."""
+
+    def canvas(self, values: Numbers, size: Size) -> Size:
         """The size at which pictures of this size run; other than their own in families that resize them."""
         return size
+
+    def prefix_tokens(self, stage: int) -> int:
+        """How many tokens of a stage come before the patches: its class token."""
+        return 0
 
     def shared(self, x: Tensor) -> Tensor:
         """What is the same for all architectures, done once for the whole batch."""
@@ -124,34 +144,27 @@ class Network(TimmApi, nn.Module):
         pooled = self.pool(x)
         return self.head(pooled, at.view) if self.head is not None else pooled
 
-    def mask_group(self, arch: Arch) -> object:
+    def masked_group(self, arch: Arch) -> object:
         """Architectures of one group can run in one masked pass."""
         return arch.resolution
 
+    @classmethod
+    def rescaled(cls, arch: Arch, size: int) -> Arch:
+        """The architecture for another input size."""
+        return replace(arch, resolution=size)
+
     @abc.abstractmethod
-    def enter_cost(
-        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         """The stem, or what leads into a later stage, for pictures of this size."""
 
-    def block_cost(
-        self,
-        stage: int,
-        position: int,
-        widths: Mapping[Axis, Count],
-        values: Mapping[str, Count],
-        size: tuple[Count, Count],
-    ) -> Cost:
+    def block_cost(self, stage: int, position: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         """One block."""
         rows, cols = self.cost_grid(stage, values, size)
-        return (
-            self.stage(stage)
-            .block(position)
-            .cost(widths, values, rows * cols + self.prefix_tokens(stage), (rows, cols))
-        )
+        tokens = rows * cols + self.prefix_tokens(stage)
+        return self.stage(stage).block(position).cost(widths, values, tokens, (rows, cols))
 
     @abc.abstractmethod
-    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         """The final norm and the classifier."""
 
     # --- what it may use for that ---
@@ -160,20 +173,24 @@ class Network(TimmApi, nn.Module):
         """An option of the space, or its default."""
         return self.schema.option(self.space.options, name)
 
-    def cost_grid(self, stage: int, values: Mapping[str, Count], size: tuple[Count, Count]) -> tuple[Count, Count]:
-        """Rows and columns of a stage's tokens for pictures of this size."""
-        return self.stage_grid(stage, self.grid(values, *size))
-
-    def head_cost(self, widths: Mapping[Axis, Count]) -> Cost:
-        """The classifier, if there is one."""
-        return self.head.cost(widths, 1) if self.head is not None else NOTHING
-
-    # --- planning a pass ---
-
     def stage(self, index: int) -> StageModule:
         found = self.stages[index]
         assert isinstance(found, StageModule)
         return found
+
+    def cost_grid(self, stage: int, values: Numbers, size: Size) -> Size:
+        """Rows and columns of a stage's tokens for pictures of this size."""
+        return self.stage_grid(stage, self.grid(values, *size))
+
+    def head_cost(self, widths: Widths) -> Cost:
+        """The classifier, if there is one."""
+        return self.head.cost(widths, 1) if self.head is not None else NOTHING
+
+    def patch_grid(self, img_size: int) -> int:
+        """Patches of the last stage in a row."""
+        return int(self.stage_grid(len(self.stages) - 1, self.grid({}, img_size, img_size))[0])
+
+    # --- planning a pass ---
 
     def _arch(self, arch: Arch | None) -> Arch:
         if arch is not None:
@@ -197,58 +214,36 @@ class Network(TimmApi, nn.Module):
         """The channels that an architecture uses of every axis."""
         if arch is self._own:
             return EMPTY
-        widths = self.bind(
-            {**arch.choices, "resolution": arch.resolution},
-            [{**s.choices, "depth": len(s.blocks)} for s in arch.stages],
-        )
+        values = {**arch.choices, "resolution": arch.resolution}
+        widths = self.bind(values, [{**s.choices, "depth": len(s.blocks)} for s in arch.stages])
         for i, (own, at) in enumerate(zip(arch.stages, self.positions(arch), strict=True)):
-            for values, p in zip(own.blocks, at, strict=True):
-                widths |= self.stage(i).block(p).bind(values)
-        return View(
-            {axis: self.sharing.select(axis, int(w), side) for axis, w in widths.items()}, self.sharing.joint, side
-        )
+            for block, p in zip(own.blocks, at, strict=True):
+                widths |= self.stage(i).block(p).bind(block)
+        selections = {axis: self.sharing.select(axis, int(w), side) for axis, w in widths.items()}
+        return View(selections, self.sharing.joint, side)
 
     def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass:
-        """A pass of one architecture."""
-        self.sharing.check_side(side)
-        at = self.positions(arch)
-        stages = tuple(
-            tuple(Step(self.stage(i).block(p), values) for values, p in zip(own.blocks, at[i], strict=True))
-            for i, own in enumerate(arch.stages)
-        )
-        return Pass(arch, self.view(arch, side), stages, None, *self._grids(arch, size))
+        """A pass of one architecture; the last ones are remembered."""
+        key = (arch, *(s.at for s in arch.stages), size, side)
+        found = self._plans.get(key)
+        if found is None:
+            self.sharing.check_side(side)
+            at = self.positions(arch)
+            stages = tuple(
+                tuple(Visit(self.stage(i).block(p), values) for values, p in zip(own.blocks, at[i], strict=True))
+                for i, own in enumerate(arch.stages)
+            )
+            values = {**arch.choices, "resolution": arch.resolution}
+            native = self.grid(values, arch.resolution, arch.resolution)
+            grid = self.grid(values, *self.canvas(values, size))
+            found = Pass(arch, self.view(arch, side), stages, grid, native)
+            if len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = found
+        return found
 
-    def _grids(self, arch: Arch, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        values = {**arch.choices, "resolution": arch.resolution}
-        native = self.grid(values, arch.resolution, arch.resolution)
-        return self.grid(values, *self.canvas(values, size)), native
-
-    def plan_masked(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str = "left") -> Pass:
-        """One pass of several architectures at full width, an equal part of the batch each (ViT-ResNAS, section
-        2.3)."""
-        size = (int(x.shape[-2]), int(x.shape[-1]))
-        own = [self.plan(arch, size, side) for arch in archs]
-        parts = tuple(Part(slice(k * part_size, (k + 1) * part_size), p.view) for k, p in enumerate(own))
-        axes = {axis for p in own for axis in p.view.selections}
-        chosen = {}
-        for axis in axes:
-            runs = [p.view.selections[axis].segments if axis in p.view.selections else None for p in own]
-            chosen[axis] = masked(axis, runs, part_size, x)
-        stages = []
-        for i in range(len(self.stages)):
-            at = [dict(zip(self.positions(arch)[i], arch.stages[i].blocks, strict=True)) for arch in archs]
-            stages.append(tuple(self._masked_step(i, p, at, parts, part_size, x) for p in sorted(set().union(*at))))
-        return Pass(archs[0], View(chosen, self.sharing.joint, side), tuple(stages), parts, own[0].grid, own[0].native)
-
-    def _masked_step(
-        self, stage: int, position: int, at: list[dict[int, Values]], parts: tuple[Part, ...], part_size: int, x: Tensor
-    ) -> Step:
-        mine = tuple(Part(part.rows, part.view, values.get(position)) for part, values in zip(parts, at, strict=True))
-        runs = [part.values is not None for part in mine]
-        gate = None
-        if not all(runs):
-            gate = torch.tensor(runs, dtype=x.dtype, device=x.device).repeat_interleave(part_size).view(-1, 1, 1)
-        return Step(self.stage(stage).block(position), next(p.values for p in mine if p.values is not None), mine, gate)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # a copy plans with its own blocks
 
     # --- running it ---
 
@@ -264,24 +259,24 @@ class Network(TimmApi, nn.Module):
         """Logits. With a list of architectures the batch is cut into equal parts, one for each, in order.
 
         ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full
-        width; the numbers are the same. Without it the faster one is taken. ``side``: with bilateral sharing, which
-        channels."""
-        return self._merge([self.classify(f, at, **heads) for f, at in self._features(x, arch, side, mode)])
-
-    def _features(
-        self, x: Tensor, arch: Arch | Sequence[Arch] | None, side: str = "left", mode: str | None = None
-    ) -> list[tuple[Tensor, Pass]]:
-        """The final tokens of each pass that the batch needs."""
+        width; the numbers are the same. Without it the faster one is taken, which depends on the device. ``side``: with
+        bilateral sharing, which channels.
+        """
         if x.ndim != 4 or x.shape[1] != self.in_chans:
-            raise SuperformerError(
-                f"pictures must have the shape (batch, {self.in_chans}, height, width), not {tuple(x.shape)}"
-            )
+            given = tuple(x.shape)
+            raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {given}")
         if mode is not None and mode not in MODES:
             raise SuperformerError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
         if arch is None or isinstance(arch, Arch):
             at = self.plan(self._arch(arch), (int(x.shape[-2]), int(x.shape[-1])), side)
-            return [(self.run(self.embed(self.shared(x), at), at), at)]
-        archs = list(arch)
+            return self.classify(self.run(self.embed(self.shared(x), at), at), at, **heads)
+        outs = [self.classify(f, at, **heads) for f, at in self._several(x, list(arch), side, mode)]
+        if len(outs) == 1:
+            return outs[0]
+        return tuple(map(torch.cat, zip(*outs, strict=True))) if isinstance(outs[0], tuple) else torch.cat(outs)
+
+    def _several(self, x: Tensor, archs: list[Arch], side: str, mode: str | None) -> list[tuple[Tensor, Pass]]:
+        """The final tokens of each pass that a batch of several architectures needs."""
         if not archs:
             raise SuperformerError("an empty list of architectures was given; at least one is needed")
         if len(x) % len(archs):
@@ -290,56 +285,42 @@ class Network(TimmApi, nn.Module):
                 f"use a multiple of {len(archs)}"
             )
         part_size = len(x) // len(archs)
-        passes = (self._masked if mode == "masked" and self.maskable else self._sliced)(archs, part_size, x, side)
-        parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
+        together = self.maskable and (masked_is_better(x, len(archs)) if mode is None else mode == "masked")
+        if together:
+            passes = masked.plans(self, archs, part_size, x, side)
+        else:
+            size = (int(x.shape[-2]), int(x.shape[-1]))
+            passes = [
+                (slice(k * part_size, (k + 1) * part_size), self.plan(a, size, side)) for k, a in enumerate(archs)
+            ]
         plans = [at for _, at in passes]
+        parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
         tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
+        if together:
+            return [(masked.run(self, token, at), at) for token, at in zip(tokens, plans, strict=True)]
         if self.grad_checkpointing or len(plans) == 1:
             return [(self.run(token, at), at) for token, at in zip(tokens, plans, strict=True)]
-        return list(zip(in_step(self, tokens, plans), plans, strict=True))
-
-    def _sliced(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
-        size = (int(x.shape[-2]), int(x.shape[-1]))
-        return [(slice(k * part_size, (k + 1) * part_size), self.plan(a, size, side)) for k, a in enumerate(archs)]
-
-    def _masked(self, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
-        """Runs of neighbours that can share one masked pass."""
-        out: list[tuple[slice, Pass]] = []
-        start = 0
-        for stop in range(1, len(archs) + 1):
-            if stop == len(archs) or self.mask_group(archs[stop]) != self.mask_group(archs[start]):
-                rows = slice(start * part_size, stop * part_size)
-                out.append((rows, self.plan_masked(archs[start:stop], part_size, x[rows], side)))
-                start = stop
-        return out
+        return list(zip(run_together(tokens, plans, self), plans, strict=True))
 
     def run(
         self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None
     ) -> Tensor:
         """The stages and the final norm. ``collect`` gets the stage and the tokens after each stage's entry and every
         block; stages after ``until`` are left out, and the norm with them."""
-        for i, steps in enumerate(at.stages):
+        for i, visits in enumerate(at.stages):
             if until is not None and i > until:
                 return x
             x = self.enter(i, x, at)
-            if collect is not None and not steps:
+            if collect is not None and not visits:
                 collect.append((i, x))
-            for step in steps:
-                if self.grad_checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(step.block, x, at.view, step, at, use_reentrant=False)
+            for visit in visits:
+                if self.grad_checkpointing:
+                    x = checkpoint(visit.block, x, visit, at, use_reentrant=False)
                 else:
-                    x = step.block(x, at.view, step, at)
+                    x = visit.block(x, visit, at)
                 if collect is not None:
                     collect.append((i, x))
         return self.finish(x, at)
-
-    @staticmethod
-    def _merge(outs: list[Any]) -> Any:
-        if len(outs) == 1:
-            return outs[0]
-        if isinstance(outs[0], tuple):
-            return tuple(torch.cat(o) for o in zip(*outs, strict=True))
-        return torch.cat(outs)
 
     # --- weights ---
 
@@ -348,8 +329,7 @@ class Network(TimmApi, nn.Module):
         cls, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", seed: int = 0, **settings: Any
     ) -> Self:
         """A network with initial weights drawn from ``seed``."""
-        with torch.device("meta"):
-            net = cls(space, num_classes, sharing, **settings)
+        net = cls.skeleton(space, num_classes, sharing=sharing, **settings)
         net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]  # to_empty() imports sympy: slow
         generator = torch.Generator().manual_seed(seed)
         for module in net.modules():
@@ -363,7 +343,8 @@ class Network(TimmApi, nn.Module):
             return cls(space, num_classes, **settings)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients. Their memory is used again: clone a gradient that you want to keep."""
+        """Forget all gradients. Of a supernet their memory is used again (`superformer.kernels.slices`): clone a
+        gradient that you want to keep."""
         if self._own is not None or not set_to_none:  # a stand-alone network has ordinary gradients
             super().zero_grad(set_to_none)
             return
@@ -383,9 +364,7 @@ class Network(TimmApi, nn.Module):
 
     def extract(self, arch: Arch, side: str = "left", **settings: Any) -> Self:
         """The stand-alone network of an architecture, with this supernet's weights (copied)."""
-        from superformer.families.weights import extract
-
-        return extract(self, arch, side, **settings)
+        return weights.extract(self, arch, side, **settings)
 
 
 def reset(module: nn.Module, generator: torch.Generator) -> None:
@@ -398,13 +377,9 @@ def reset(module: nn.Module, generator: torch.Generator) -> None:
         nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
 
 
-# What families of a feature pyramid share: every stage has a width of its own and half the rows and columns of the
-# stage before.
-
-
 class Pyramid(Network):
-    """A network of stages whose classifier reads the last one. The choice ``width`` of each stage is that of its
-    tokens."""
+    """A network of stages, each with a width of its own (the choice ``width``) and half the rows and columns of the
+    stage before, whose classifier reads the last one."""
 
     feature_level = "stage"
 
@@ -418,16 +393,19 @@ class Pyramid(Network):
         """The axis of each stage's width."""
         return [Axis(f"width{i}", self.space.widths("width", i)) for i in range(len(self.space.stages))]
 
+    def tokens_axis(self, stage: int) -> Axis:
+        return self.widths[stage]
+
     def new_head(self, num_classes: int) -> Linear | None:
         return Linear(self.widths[-1], fixed("classes", num_classes)) if num_classes else None
 
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+    def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         return {axis: s["width"] for axis, s in zip(self.widths, stages, strict=True)}
 
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+    def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return in_patches(height, width, self.patch)
 
-    def stage_grid(self, stage: int, grid: tuple[Count, Count]) -> tuple[Count, Count]:
+    def stage_grid(self, stage: int, grid: Size) -> Size:
         return halved(grid, stage)
 
     def feature_width(self, arch: Arch, stage: int) -> int:

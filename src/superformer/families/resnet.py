@@ -17,18 +17,17 @@ Maps are (batch, rows, columns, channels).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import BatchNorm, MapConv
-from superformer.elastic.layers import Widths
-from superformer.elastic.transformer import Cell, Phase
-from superformer.families.network import Pyramid, StageModule
-from superformer.kernels.attention import halved
+from superformer.elastic.positions import halved
+from superformer.elastic.transformer import Cell
+from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
+from superformer.kernels.convolution import channels_last
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema
 
@@ -42,13 +41,7 @@ class ConvNorm(nn.Module):
         self.norm = BatchNorm(out)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        if not torch.is_grad_enabled() and not self.norm.training:
-            kernel, bias = self.norm.folded(self.conv, view)
-            return self.conv.convolve(
-                x, kernel.contiguous(memory_format=torch.channels_last), bias
-            )  # the layout of the maps
-        out: Tensor = self.norm(self.conv(x, view), view)
-        return out
+        return self.norm.after(self.conv, x, view)
 
     def cost(self, widths: Widths, positions: Count) -> Cost:
         return self.conv.cost(widths, positions) + self.norm.cost(widths)
@@ -66,23 +59,24 @@ class Bottleneck(Cell):
         self.conv2 = ConvNorm(self.mid1, self.mid2, 3, stride)
         self.conv3 = ConvNorm(self.mid2, width, 1)
         self.shortcut = ConvNorm(inp, width, 1) if inp is not None else None
-        self.stride = stride
+        self.hop = stride
 
-    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+    def bind(self, values: Numbers) -> dict[Axis, Count]:
         return {self.mid1: values["mid1"], self.mid2: values["mid2"]}
 
-    def phases(self) -> Sequence[Phase]:
-        return (self.transform,)
-
-    def transform(self, x: Tensor, view: View, step: Step | None = None, at: Pass | None = None) -> Tensor:
+    def forward(self, x: Tensor, visit: Visit | None, at: Pass) -> Tensor:
+        view = at.view
         y = F.relu(self.conv1(x, view), inplace=True)
         y = self.dropped(self.conv3(F.relu(self.conv2(y, view), inplace=True), view))
         if self.shortcut is not None:
-            s = self.stride  # one copy, and the projection is one matrix product there and back
+            s = self.hop  # one copy, and the projection is one matrix product there and back
             x = self.shortcut(x if s == 1 else x[:, ::s, ::s].contiguous(), view)
         return F.relu(y + x, inplace=True)
 
-    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return tuple(Units((axis,), axis.size) for axis in (self.mid1, self.mid2))
+
+    def cost(self, widths: Widths, values: Numbers, tokens: Count, grid: Size) -> Cost:
         return self.strided_cost(widths, tokens, tokens)
 
     def strided_cost(self, widths: Widths, before: Count, after: Count) -> Cost:
@@ -121,7 +115,7 @@ class ResNet(Pyramid):
         assert isinstance(found, Bottleneck)
         return found
 
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+    def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         widths = {self.base: choices["stem"], **super().bind(choices, stages)}
         for i, values in enumerate(stages):
             widths |= self.entry(i).bind({"mid1": values["entry1"], "mid2": values["entry2"]})
@@ -136,18 +130,18 @@ class ResNet(Pyramid):
 
     # --- the pass ---
 
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+    def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width), 2)
 
     def shared(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last)
+        return channels_last(x)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         y = F.relu(self.stem(x.permute(0, 2, 3, 1), at.view), inplace=True)
         return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        return self.entry(stage).transform(x, at.view)
+        return self.entry(stage)(x, None, at)  # type: ignore[no-any-return]
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
         return x
@@ -157,10 +151,10 @@ class ResNet(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(self, stage: int, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         before, after = (math.prod(self.cost_grid(i, values, size)) for i in (max(stage - 1, 0), stage))
         cost = self.entry(stage).strided_cost(widths, before, after)
         return cost if stage else cost + self.stem.cost(widths, math.prod(halved(size)))
 
-    def exit_cost(self, widths: Widths, values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.head_cost(widths)

@@ -1,13 +1,18 @@
-"""Attention within windows that move by half a window in every second block (Swin), with a learned bias of relative
-positions.
+"""Swin transformers and the S3 space (Chen et al., "Searching the Search Space of Vision Transformer", section 2.2).
 
-Maps that do not divide into windows are padded below and to the right, as Swin does for detection; padded tokens are
-never attended to."""
+Patches of 4 x 4 pixels, then stages of transformer blocks with attention in windows that move by half a window in every
+second block; between two stages a patch merging halves the grid. For each stage its width; for each block the window,
+the number of heads, the Q-K-V dimension (``attn``: the width of q, of k and of v) and the hidden width of the MLP. "We
+do not force the blocks in one stage to be identical."
+
+A space lists windows that fit the stage's map at its resolution: a larger one would be the same network as the map's
+own size. At other picture sizes windows stay as they are, but never exceed the map. Maps that do not divide into
+windows are padded below and to the right, as Swin does for detection; padded tokens are never attended to."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Packed, Pass, Step, View, fixed
-from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, Widths, width
-from superformer.elastic.positions import lookup, remembered
-from superformer.elastic.transformer import Attention, Block, Mlp
-from superformer.families.network import Pyramid, StageModule
-from superformer.kernels.attention import attend, cut, halved, join, pad, padded, unpack
-from superformer.space import Space
+from superformer.elastic.axis import Axis, Packed, Pass, Units, View, Visit, fixed
+from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, width
+from superformer.elastic.places import Places
+from superformer.elastic.positions import halved, join_windows, pad_to_windows, padded, relative_bias
+from superformer.elastic.transformer import Attention, Block, Mlp, whole_heads
+from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
+from superformer.kernels.attention import attention, split_heads, split_windows
+from superformer.kernels.memory import remembered
+from superformer.space import Arch, Space, StageArch, Values
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures
 
+PATCH = 4
+"""Pixels of a patch in a row."""
 FAR = -100.0
 """Added to the logits of tokens that are neighbours in a moved window only: Swin's number, with which released weights
 were trained."""
+OPTIONS: dict[str, Any] = {
+    "eps": 1e-5  # of the layer norms
+}
 
 
 @dataclass(frozen=True)
@@ -49,49 +61,42 @@ class Windows:
     def whole(self) -> bool:
         return self.grid == (self.side, self.side)
 
-    @property
-    def even(self) -> bool:
-        return self.grid[0] % self.side == self.grid[1] % self.side == 0
-
     def cut(self, x: Tensor) -> Tensor:
-        """Tokens (batch, tokens, channels) as a map that is padded and moved."""
-        x = pad(x.view(x.shape[0], *self.grid, -1), self.side)
+        """Tokens (batch, tokens, channels) as a map (batch, rows, columns, channels) that is padded and moved."""
+        x = pad_to_windows(x.view(x.shape[0], *self.grid, -1), self.side)
         return x.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x
 
     def join(self, windows: Tensor) -> Tensor:
-        """The tokens of windows (batch * windows, heads, tokens, width)."""
+        """The tokens of windows (batch * windows, heads, side * side, width)."""
         rows, cols = (padded(n, self.side) for n in self.grid)
-        x = join(windows, self.side, rows, cols)
+        x = join_windows(windows, self.side, rows, cols)
         if self.shift:
             x = x.roll((self.shift, self.shift), (1, 2))
         return x[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
 
-
-def far(windows: Windows, like: torch.dtype, device: torch.device) -> Tensor | None:
-    """What is added to the logits of each window, (windows, tokens, keys): tokens from opposite edges of the map, and
-    padded keys."""
-    if not windows.shift and windows.even:
-        return None
-    return _far(windows, like, device)
+    def far(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """What is added to the logits of each window, (windows, tokens, keys): tokens from opposite edges of the map,
+        and padded keys."""
+        if not self.shift and self.grid[0] % self.side == self.grid[1] % self.side == 0:
+            return None
+        return _far(self, dtype, device)
 
 
 @remembered
-def _far(windows: Windows, like: torch.dtype, device: torch.device) -> Tensor:
+def _far(windows: Windows, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def by_window(grid: Tensor) -> Tensor:  # (rows, columns) to (windows, side * side)
+        side, (rows, cols) = windows.side, grid.shape
+        return grid.view(rows // side, side, cols // side, side).transpose(1, 2).reshape(-1, side * side)
+
     edges, real = [], []
     for length in windows.grid:
         size = padded(length, windows.side)
         at = torch.arange(size, device=device)
         edges.append((at >= size - windows.shift).long())
         real.append((at + windows.shift) % size < length)
-    label = _by_window(2 * edges[0][:, None] + edges[1], windows.side)
-    there = _by_window(real[0][:, None] & real[1], windows.side)
-    out = torch.zeros(1, dtype=like, device=device).masked_fill(label[:, :, None] != label[:, None], FAR)
+    label, there = by_window(2 * edges[0][:, None] + edges[1]), by_window(real[0][:, None] & real[1])
+    out = torch.zeros(1, dtype=dtype, device=device).masked_fill(label[:, :, None] != label[:, None], FAR)
     return out.masked_fill(~there[:, None], -torch.inf)
-
-
-def _by_window(grid: Tensor, side: int) -> Tensor:
-    rows, cols = grid.shape
-    return grid.view(rows // side, side, cols // side, side).transpose(1, 2).reshape(-1, side * side)
 
 
 class WindowAttention(Attention):
@@ -107,39 +112,42 @@ class WindowAttention(Attention):
         self.columns, self.stage = heads, stage
         self.relative_bias = PerChoice("window", {w: Table(2 * w - 1, 2 * w - 1, heads) for w in windows})
 
-    def windows(self, step: Step, at: Pass) -> Windows:
+    def windows(self, visit: Visit, at: Pass) -> Windows:
         """Every second block of the stage, counting those that run, has its windows moved."""
-        position = next(k for k, other in enumerate(at.stages[self.stage]) if other is step)
-        return Windows.of(halved(at.grid, self.stage), step.values.int("window"), position % 2 == 1)
+        position = next(k for k, other in enumerate(at.stages[self.stage]) if other is visit)
+        return Windows.of(halved(at.grid, self.stage), visit.values.int("window"), position % 2 == 1)
 
-    def alike(self, view: View, step: Step, at: Pass) -> Hashable:
-        return (
-            super().alike(view, step, at),
-            view[self.columns].segments,
-            step.values.int("window"),
-            self.windows(step, at),
-        )
-
-    def look(self, x: Tensor, view: View, step: Step, at: Pass) -> list[Tensor]:
-        windows = self.windows(step, at)
+    def forward(self, x: Tensor, view: View, visit: Visit, at: Pass) -> Tensor:
+        heads, windows = visit.values.int("heads"), self.windows(visit, at)
         assert self.qkv is not None
-        return [self.qkv(x if windows.whole else windows.cut(x), view)]
-
-    def attend(self, looks: list[Tensor], view: View, step: Step, at: Pass) -> Tensor:
-        heads, windows = step.values.int("heads"), self.windows(step, at)
         if windows.whole:
-            q, k, v = unpack(looks[0].view(*looks[0].shape[:2], 3, heads, -1))
+            q, k, v = split_heads(self.qkv(x, view).unflatten(2, (3, heads, -1)))
         else:
-            q, k, v = cut(looks[0], windows.side, 3, heads)
-        table = self.relative_bias[self.relative_bias.key(step.values)]
-        bias = lookup(table(view), (windows.side, windows.side)).to(q.dtype)
-        mask = far(windows, q.dtype, q.device)
+            q, k, v = split_windows(self.qkv(windows.cut(x), view), windows.side, 3, heads)
+        # q, k, v: (batch * windows, heads, side * side, width)
+        table = self.relative_bias[self.relative_bias.key(visit.values)]
+        bias = relative_bias(table(view), (windows.side, windows.side)).to(q.dtype)
+        mask = windows.far(q.dtype, q.device)
         if mask is not None:
             bias = bias + mask[:, None]
-        y = attend(q, k, v, self._factor(view[self.embed].width, view[self.inner].width, heads), bias)
-        return self._project(y.transpose(1, 2).flatten(2) if windows.whole else windows.join(y), view)
+        y = attention(q, k, v, self.factor(view[self.embed].width, view[self.inner].width, heads), bias)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2) if windows.whole else windows.join(y), view)
+        return out
 
-    def cost(self, widths: Widths, heads: Count, tokens: Count, grid: tuple[Count, Count], window: Count = 1) -> Cost:
+    def alike(self, visit: Visit, at: Pass) -> Hashable:
+        columns = at.view[self.columns].segments
+        return super().alike(visit, at), columns, visit.values.int("window"), self.windows(visit, at)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units((self.inner, self.columns), whole_heads(self.inner, self.heads)),)
+
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        windows, where = self.windows(visit, at), Places.coordinates(grid := net.stage_grid(stage, at.grid))
+        (own,) = split_windows(windows.cut(where.flatten(1, 2)), windows.side, 1, 1)
+        far = windows.far(torch.float64, where.device)
+        return Places.of(grid, own[:, 0], own[:, 0], None if far is None else far == 0)
+
+    def cost(self, widths: Widths, heads: Count, tokens: Count, grid: Size, window: Count = 1) -> Cost:
         """``window``: the size that was chosen."""
         side = np.minimum(window, np.minimum(*grid))
         seen = padded(grid[0], side) * padded(grid[1], side)
@@ -156,31 +164,12 @@ class WindowBlock(Block):
     def __init__(self, embed: Axis, attn: WindowAttention, mlp: Mlp, eps: float):
         super().__init__(embed, attn, mlp, eps)
 
-    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+    def bind(self, values: Numbers) -> dict[Axis, Count]:
         return {**super().bind(values), self.attn.columns: values["heads"]}
 
-    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+    def cost(self, widths: Widths, values: Numbers, tokens: Count, grid: Size) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths) + self.mlp.cost(widths, tokens)
         return cost + self.attn.cost(widths, values["heads"], tokens, grid, values["window"])
-
-
-# Swin transformers and the S3 space (Chen et al., "Searching the Search Space of Vision Transformer", section 2.2).
-#
-# Patches of 4 x 4 pixels, then stages of transformer blocks with attention in windows; between two stages a patch
-# merging halves the grid. For each stage its width; for each block the window, the number of heads, the Q-K-V
-# dimension (``attn``: the width of q, of k and of v) and the hidden width of the MLP. "We do not force the blocks in
-# one stage to be identical."
-#
-# A space lists windows that fit the stage's map at its resolution: a larger one would be the same network as the
-# map's own size. At other picture sizes windows stay as they are, but never exceed the map.
-
-
-PATCH = 4
-"""Pixels of a patch in a row."""
-
-OPTIONS: dict[str, Any] = {
-    "eps": 1e-5  # of the layer norms
-}
 
 
 def rules(space: Space) -> Iterable[str]:
@@ -285,6 +274,16 @@ class Swin(Pyramid):
         attn = WindowAttention(width, inner, heads, space.widths("window", stage, position), stage)
         return WindowBlock(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.eps)
 
+    @classmethod
+    def rescaled(cls, arch: Arch, size: int) -> Arch:
+        """Windows grow with the pictures, as S3's for 384 pixels did (7 became 12, 14 became 24)."""
+
+        def scaled(block: Values) -> Values:
+            return Values({**block, "window": max(1, round(int(block["window"]) * size / arch.resolution))})
+
+        stages = tuple(StageArch(tuple(map(scaled, s.blocks)), s.choices, s.at) for s in arch.stages)
+        return arch if size == arch.resolution else replace(arch, resolution=size, stages=stages)
+
     # --- the pass ---
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
@@ -307,12 +306,10 @@ class Swin(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(
-        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
         merging = self.stage(stage).enter
         return (merging if isinstance(merging, PatchMerging) else self.stem).cost(widths, rows * cols)
 
-    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from superformer.elastic.axis import EMPTY
+from superformer.elastic.layers import Linear, Table
 from superformer.errors import SuperformerError
 from superformer.space.arch import Arch
 
 if TYPE_CHECKING:
     from superformer.elastic.axis import Pass
-    from superformer.elastic.layers import Linear
     from superformer.space import Space
 
 OutIndices = int | list[int] | tuple[int, ...] | None
@@ -57,6 +58,7 @@ class TimmApi(abc.ABC):
         ) -> Tensor: ...
         def finish(self, x: Tensor, at: Pass) -> Tensor: ...
         def pool(self, x: Tensor) -> Tensor: ...
+        def prefix_tokens(self, stage: int) -> int: ...
 
     @abc.abstractmethod
     def new_head(self, num_classes: int) -> Linear | None:
@@ -73,10 +75,6 @@ class TimmApi(abc.ABC):
     @abc.abstractmethod
     def reduction(self, arch: Arch, stage: int) -> int:
         """Pixels in a row that a token of a stage stands for."""
-
-    def prefix_tokens(self, stage: int) -> int:
-        """How many tokens of a stage come before the patches: its class token."""
-        return 0
 
     @property
     def num_features(self) -> int:
@@ -121,8 +119,6 @@ class TimmApi(abc.ABC):
         x = self.pool(x)
         if pre_logits or self.head is None:
             return x
-        from superformer.elastic.axis import EMPTY
-
         logits: Tensor = self.head(x, EMPTY)
         return logits
 
@@ -179,8 +175,6 @@ class TimmApi(abc.ABC):
 
     def no_weight_decay(self) -> set[str]:
         """Tables: class tokens, positions, scales (timm's optimisers ask)."""
-        from superformer.elastic.layers import Table
-
         return {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, Table)}  # type: ignore[attr-defined]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

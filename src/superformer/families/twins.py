@@ -1,5 +1,19 @@
-"""The two attentions of Twins-SVT on maps, (batch, rows, columns, channels): locally grouped, and global with
-sub-sampled keys."""
+"""Twins-SVT and the Twins-based spaces of ViTAS v2 (table 1, figure 6).
+
+Stages of a patch embedding and blocks. A patch embedding is a convolution whose stride is its kernel (4, later 2) and a
+layer norm; its width is the stage's. Each block is of one *type*: ``"local"`` attends within windows, ``"global"`` to
+sub-sampled tokens; both have a number of heads, an attention width (of q, of k and of v) and the hidden width of the
+MLP.
+
+*Weights.* Table 1 lists Local and Global as parametric operations of a position beside the identity, each with an
+attention and an MLP (Max_a, Max_m), and figure 3 draws operations as nodes of their own. So a supernet has, at each
+position, a whole block for each type; ``weights={"type": "attention"}`` keeps only the attention private, and norms and
+MLP are shared by the types. Head counts share all weights: they "evenly divide" the same features (appendix A.2).
+
+*Positions.* As in Twins-SVT, each stage has one conditional position encoding, a depthwise 3x3 convolution with a skip,
+after its first block. It belongs to the stage, whichever block runs first. The paper does not say what becomes of it in
+a stage of identities only; here it then follows the patch embedding, so that every network has positions and every
+stage the same parts."""
 
 from __future__ import annotations
 
@@ -9,124 +23,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
-from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths, width
-from superformer.elastic.transformer import Cell, Mlp, Phase
+from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoice, width
+from superformer.elastic.places import Places
+from superformer.elastic.positions import join_windows, pad_to_windows, padded
+from superformer.elastic.transformer import Branch, Cell, Mlp, whole_heads
 from superformer.errors import SuperformerError
-from superformer.families.network import Pyramid, StageModule
-from superformer.kernels.attention import attend, cut, join, pad, padded, patches, unpack
+from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
+from superformer.kernels.attention import attention, split_heads, split_windows
+from superformer.kernels.convolution import patches
 from superformer.space import Space
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures
-
-NORM_EPS = 1e-5
-"""Twins-SVT keeps torch's default for the norms of patch embeddings and of sub-sampled tokens."""
-
-
-class PatchConv(Conv2d):
-    """A convolution whose stride is its kernel, from map to map; rows and columns that do not fill a patch are left
-    out."""
-
-    def __init__(self, inp: Axis, out: Axis, side: int):
-        super().__init__(inp, out, side, side)
-
-    def forward(self, x: Tensor, view: View) -> Tensor:  # type: ignore[override]
-        rows, cols = x.shape[1] // self.kernel, x.shape[2] // self.kernel
-        if not rows or not cols:
-            raise SuperformerError(
-                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.kernel}; use larger pictures"
-            )
-        return super().forward(x, view)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        return patches(x, self.kernel).flatten(3)
-
-
-class SpatialAttention(nn.Module):
-    """What both attentions share: an inner width (of q, of k and of v) in heads, and the matrix back to the tokens'
-    width."""
-
-    def __init__(self, embed: Axis, inner: Axis):
-        super().__init__()
-        self.embed, self.inner = embed, inner
-
-    def scale(self, view: View, heads: int) -> float:
-        return float((view[self.inner].width // heads) ** -0.5)
-
-
-class LocalAttention(SpatialAttention):
-    """Attention within windows of ``side`` x ``side`` tokens.
-
-    Maps that do not divide into windows are padded with zero tokens below and to the right, which take part in the
-    attention: so does Twins-SVT."""
-
-    def __init__(self, embed: Axis, inner: Axis, side: int):
-        super().__init__(embed, inner)
-        self.side = side
-        self.qkv = Linear(embed, inner, parts=3, tag="qkv")
-        self.proj = Linear(inner, embed)
-
-    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
-        q, k, v = cut(self.qkv(pad(x, self.side), view), self.side, 3, heads)
-        y = join(attend(q, k, v, self.scale(view, heads)), self.side, x.shape[1], x.shape[2])
-        out: Tensor = self.proj(y, view)
-        return out
-
-    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
-        tokens = padded(rows, self.side) * padded(cols, self.side)
-        pairs = Cost(2 * tokens * self.side**2 * width(self.inner, widths), 0)
-        return self.qkv.cost(widths, tokens) + pairs + self.proj.cost(widths, rows * cols)
-
-
-class GlobalAttention(SpatialAttention):
-    """Attention of every token to summaries of ``ratio`` x ``ratio`` tokens (to all tokens where the ratio is 1)."""
-
-    def __init__(self, embed: Axis, inner: Axis, ratio: int):
-        super().__init__(embed, inner)
-        self.ratio = ratio
-        self.q = Linear(embed, inner)
-        self.kv = Linear(embed, inner, parts=2, tag="kv")
-        self.sr = PatchConv(embed, embed, ratio) if ratio > 1 else None
-        self.norm = LayerNorm(embed, NORM_EPS) if ratio > 1 else None
-        self.proj = Linear(inner, embed)
-
-    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
-        tokens = x.flatten(1, 2)
-        few = tokens
-        if self.sr is not None and self.norm is not None:
-            few = self.norm(self.sr(x, view).flatten(1, 2), view)
-        (q,) = unpack(self.q(tokens, view).unflatten(2, (1, heads, -1)))
-        k, v = unpack(self.kv(few, view).unflatten(2, (2, heads, -1)))
-        y = attend(q, k, v, self.scale(view, heads)).transpose(1, 2).flatten(2)
-        out: Tensor = self.proj(y, view).view(x.shape)
-        return out
-
-    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
-        tokens, few = rows * cols, (rows // self.ratio) * (cols // self.ratio)
-        cost = self.q.cost(widths, tokens) + self.kv.cost(widths, few) + self.proj.cost(widths, tokens)
-        if self.sr is not None and self.norm is not None:
-            cost += self.sr.cost(widths, few) + self.norm.cost(widths)
-        return cost + Cost(2 * tokens * few * width(self.inner, widths), 0)
-
-
-# Twins-SVT and the Twins-based spaces of ViTAS v2 (table 1, figure 6).
-#
-# Stages of a patch embedding and blocks. A patch embedding is a convolution whose stride is its kernel (4, later 2)
-# and a layer norm; its width is the stage's. Each block is of one *type*: ``"local"`` attends within windows,
-# ``"global"`` to sub-sampled tokens; both have a number of heads, an attention width (of q, of k and of v) and the
-# hidden width of the MLP.
-#
-# *Weights.* Table 1 lists Local and Global as parametric operations of a position beside the identity, each with an
-# attention and an MLP (Max_a, Max_m), and figure 3 draws operations as nodes of their own. So a supernet has, at each
-# position, a whole block for each type; ``weights={"type": "attention"}`` keeps only the attention private, and norms
-# and MLP are shared by the types. Head counts share all weights: they "evenly divide" the same features (appendix A.2).
-#
-# *Positions.* As in Twins-SVT, each stage has one conditional position encoding, a depthwise 3x3 convolution with a
-# skip, after its first block. It belongs to the stage, whichever block runs first. The paper does not say what becomes
-# of it in a stage of identities only; here it then follows the patch embedding, so that every network has positions and
-# every stage the same parts.
-
 
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
@@ -135,6 +44,8 @@ OPTIONS: dict[str, Any] = {
 }
 EPS = 1e-6
 """Of the norms of blocks and of the final norm."""
+NORM_EPS = 1e-5
+"""Of the norms of patch embeddings and of sub-sampled tokens, for which Twins-SVT keeps torch's default."""
 TYPES = ("local", "global")
 
 
@@ -163,6 +74,101 @@ def rules(space: Space) -> Iterable[str]:
             side, uses = resolution // patch >> i, any("global" in types(space, i, p) for p in range(stage.positions))
             if side < (ratio(sr, i) if uses else 1):
                 yield f"a picture of {resolution} pixels is too small: stage {i} has {side} x {side} tokens"
+
+
+class PatchConv(Conv2d):
+    """A convolution whose stride is its kernel, from map to map; rows and columns that do not fill a patch are left
+    out."""
+
+    def __init__(self, inp: Axis, out: Axis, side: int):
+        super().__init__(inp, out, side, side)
+
+    def under_kernel(self, x: Tensor) -> Tensor:
+        if x.shape[1] < self.side or x.shape[2] < self.side:
+            raise SuperformerError(
+                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.side}; use larger pictures"
+            )
+        return patches(x, self.side).flatten(3)  # (batch, rows, columns, channels * side * side)
+
+
+class SpatialAttention(Layer):
+    """What both attentions share: an inner width (of q, of k and of v) in heads, and the matrix back to the tokens'
+    width. They run on maps, (batch, rows, columns, channels)."""
+
+    def __init__(self, embed: Axis, inner: Axis):
+        super().__init__()
+        self.embed, self.inner = embed, inner
+
+    def scale(self, view: View, heads: int) -> float:
+        return float((view[self.inner].width // heads) ** -0.5)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units((self.inner,), whole_heads(self.inner, heads)),)
+
+
+class LocalAttention(SpatialAttention):
+    """Locally grouped: attention within windows of ``side`` x ``side`` tokens.
+
+    Maps that do not divide into windows are padded with zero tokens below and to the right, which take part in the
+    attention: so does Twins-SVT.
+    """
+
+    def __init__(self, embed: Axis, inner: Axis, side: int):
+        super().__init__(embed, inner)
+        self.side = side
+        self.qkv = Linear(embed, inner, parts=3, tag="qkv")
+        self.proj = Linear(inner, embed)
+
+    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
+        # q, k, v: (batch * windows, heads, side * side, width)
+        q, k, v = split_windows(self.qkv(pad_to_windows(x, self.side), view), self.side, 3, heads)
+        y = join_windows(attention(q, k, v, self.scale(view, heads)), self.side, x.shape[1], x.shape[2])
+        out: Tensor = self.proj(y, view)
+        return out
+
+    def places(self, where: Tensor, grid: tuple[int, int]) -> Places:
+        (own,) = split_windows(pad_to_windows(where, self.side), self.side, 1, 1)
+        return Places.of(grid, own[:, 0], own[:, 0])
+
+    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
+        tokens = padded(rows, self.side) * padded(cols, self.side)
+        pairs = Cost(2 * tokens * self.side**2 * width(self.inner, widths), 0)
+        return self.qkv.cost(widths, tokens) + pairs + self.proj.cost(widths, rows * cols)
+
+
+class GlobalAttention(SpatialAttention):
+    """Global with sub-sampled keys: attention of every token to summaries of ``ratio`` x ``ratio`` tokens (to all
+    tokens where the ratio is 1)."""
+
+    def __init__(self, embed: Axis, inner: Axis, ratio: int):
+        super().__init__(embed, inner)
+        self.ratio = ratio
+        self.q = Linear(embed, inner)
+        self.kv = Linear(embed, inner, parts=2, tag="kv")
+        self.sr = PatchConv(embed, embed, ratio) if ratio > 1 else None
+        self.norm = LayerNorm(embed, NORM_EPS) if ratio > 1 else None
+        self.proj = Linear(inner, embed)
+
+    def forward(self, x: Tensor, view: View, heads: int) -> Tensor:
+        tokens = few = x.flatten(1, 2)  # (batch, tokens, channels)
+        if self.sr is not None and self.norm is not None:
+            few = self.norm(self.sr(x, view).flatten(1, 2), view)
+        (q,) = split_heads(self.q(tokens, view).unflatten(2, (1, heads, -1)))  # (batch, heads, tokens, width)
+        k, v = split_heads(self.kv(few, view).unflatten(2, (2, heads, -1)))
+        y = attention(q, k, v, self.scale(view, heads)).transpose(1, 2).flatten(2)
+        out: Tensor = self.proj(y, view).view(x.shape)
+        return out
+
+    def places(self, where: Tensor, grid: tuple[int, int]) -> Places:
+        keys = patches(where, self.ratio).mean((-1, -2)).flatten(1, 2)
+        return Places.of(grid, where.flatten(1, 2), keys, side=self.ratio)
+
+    def cost(self, widths: Widths, rows: Count, cols: Count) -> Cost:
+        tokens, few = rows * cols, (rows // self.ratio) * (cols // self.ratio)
+        cost = self.q.cost(widths, tokens) + self.kv.cost(widths, few) + self.proj.cost(widths, tokens)
+        if self.sr is not None and self.norm is not None:
+            cost += self.sr.cost(widths, few) + self.norm.cost(widths)
+        return cost + Cost(2 * tokens * few * width(self.inner, widths), 0)
 
 
 class Embedding(nn.Module):
@@ -204,29 +210,35 @@ class TwinsBlock(Cell):
         some = next(iter(operations.values()))
         self.inner, self.hidden = some.attn.inner, some.mlp.hidden
 
-    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+    def bind(self, values: Numbers) -> dict[Axis, Count]:
         return {self.inner: values["attn"], self.hidden: values["mlp"]}
-
-    def phases(self) -> Sequence[Phase]:
-        return self.attend, self.transform
 
     def operation(self, values: Mapping[str, object]) -> Operation:
         found = self.op[self.op.key(values)]
         assert isinstance(found, Operation)
         return found
 
-    def attend(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        """The first half: the attention branch."""
-        op = self.operation(step.values)
-        return x + self.dropped(op.attn(op.norm1(x, view), view, step.values.int("heads")))
+    def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        return self.transform(self.attend(x, visit, at), visit, at)
 
-    def transform(self, x: Tensor, view: View, step: Step, at: Pass) -> Tensor:
-        """The second half: the MLP branch, and the position encoding after the first block."""
-        op = self.operation(step.values)
+    def attend(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        op, view = self.operation(visit.values), at.view
+        return x + self.dropped(op.attn(op.norm1(x, view), view, visit.values.int("heads")))
+
+    def transform(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        """The MLP branch, and the position encoding after the first block."""
+        op, view = self.operation(visit.values), at.view
         x = x + self.dropped(op.mlp(op.norm2(x, view), view))
-        return self._entry[0].positions(x, view) if step is at.stages[self.stage][0] else x
+        return self._entry[0].positions(x, view) if visit is at.stages[self.stage][0] else x
 
-    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+    def branches(self) -> Sequence[Branch]:
+        return Branch(self.attend), Branch(self.transform)
+
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        where = Places.coordinates(grid := net.stage_grid(stage, at.grid))
+        return self.operation(visit.values).attn.places(where, grid)
+
+    def cost(self, widths: Widths, values: Numbers, tokens: Count, grid: Size) -> Cost:
         operations = {name: self.operation({"type": name}) for name in self.op}
         costs = {name: op.attn.cost(widths, *grid) for name, op in operations.items()}
         attn, *others = costs.values()
@@ -307,7 +319,7 @@ class Twins(Pyramid):
 
     # --- timm ---
 
-    def stage_grid(self, stage: int, grid: tuple[Count, Count]) -> tuple[Count, Count]:
+    def stage_grid(self, stage: int, grid: Size) -> Size:
         """A patch embedding leaves out what is less than a patch."""
         return grid[0] // 2**stage, grid[1] // 2**stage
 
@@ -317,11 +329,9 @@ class Twins(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(
-        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
         return self.entry(stage).cost(widths, rows * cols)
 
-    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)

@@ -6,18 +6,18 @@ mean pooling; CaiT's class attention, as a second stage, with LayerScale (v1, ap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, fixed
+from superformer.elastic.axis import Axis, Pass, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
 from superformer.elastic.positions import resized
 from superformer.elastic.transformer import SHARED, Attention, Block, Mlp
-from superformer.families.network import Network, StageModule
+from superformer.families.network import Network, Numbers, Size, StageModule, Widths
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.space.costs import NOTHING, Cost, Count
@@ -76,7 +76,11 @@ class Stem(nn.Module):
         self.cls_token = cls_token
         self.pos_embed = Table(positions, width)
 
-    def cost(self, widths: Mapping[Axis, Count], patches: Count) -> Cost:
+    def with_class(self, tokens: Tensor, view: View) -> Tensor:
+        """The class token first: (batch, 1 + patches, width)."""
+        return torch.cat([self.cls_token(view).expand(tokens.shape[0], 1, -1), tokens], 1)
+
+    def cost(self, widths: Widths, patches: Count) -> Cost:
         return self.proj.cost(widths, patches) + self.pos_embed.cost(widths) + self.cls_token.cost(widths)
 
 
@@ -128,35 +132,34 @@ class Vit(Network):
     def new_head(self, num_classes: int) -> Linear | None:
         return Linear(self.width, fixed("classes", num_classes)) if num_classes else None
 
-    def bind(self, choices: Mapping[str, Count], stages: Sequence[Mapping[str, Count]]) -> dict[Axis, Count]:
+    def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         return {self.width: choices["width"]}
 
     # --- the pass ---
 
-    def grid(self, values: Mapping[str, Count], height: Count, width: Count) -> tuple[Count, Count]:
+    def tokens_axis(self, stage: int) -> Axis:
+        return self.width
+
+    def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return in_patches(height, width, values["patch_size"])
 
-    def mask_group(self, arch: Arch) -> object:
+    def masked_group(self, arch: Arch) -> object:
         return arch.resolution, arch.choices["patch_size"]
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        stem = self.stems[self.stems.key(at.arch.choices)]
-        assert isinstance(stem, Stem)
-        tokens = stem.proj(x, at.view)
-        prefix = 0 if self.option("class_attention") else 1
+        stem = self._stem(at)
+        tokens, prefix = stem.proj(x, at.view), 0 if self.option("class_attention") else 1
         if prefix:
-            tokens = self._with_class(tokens, stem, at)
-        return at.view[self.width].keep(tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix))
+            tokens = stem.with_class(tokens, at.view)
+        return tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix)
 
-    def _with_class(self, tokens: Tensor, stem: Stem, at: Pass) -> Tensor:
-        return torch.cat([at.view[self.width].keep(stem.cls_token(at.view).expand(tokens.shape[0], 1, -1)), tokens], 1)
+    def _stem(self, at: Pass) -> Stem:
+        found = self.stems[self.stems.key(at.arch.choices)]
+        assert isinstance(found, Stem)
+        return found
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        if stage == 0:
-            return x
-        stem = self.stems[self.stems.key(at.arch.choices)]
-        assert isinstance(stem, Stem)
-        return self._with_class(x, stem, at)
+        return self._stem(at).with_class(x, at.view) if stage else x
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
         out: Tensor = self.norm(x, at.view)
@@ -181,9 +184,7 @@ class Vit(Network):
 
     # --- cost ---
 
-    def enter_cost(
-        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         if stage > 0:
             return NOTHING
         rows, cols = self.grid(values, *size)
@@ -194,5 +195,5 @@ class Vit(Network):
             total += stem.cost(widths, rows * cols).times(np.equal(values["patch_size"], patch).astype(np.int64))
         return total
 
-    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)

@@ -9,21 +9,21 @@ labelling (section 2.4); it is used in training only, and a network has it only 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Selection, fixed
+from superformer.elastic.axis import Axis, Pass, fixed
 from superformer.elastic.conv import BatchNorm2d
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
-from superformer.elastic.positions import resized
+from superformer.elastic.positions import halved, resized
 from superformer.elastic.transformer import Attention, Block, Mlp
 from superformer.errors import SuperformerError
-from superformer.families.network import Pyramid, StageModule
-from superformer.kernels.attention import halved
+from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
+from superformer.kernels.convolution import channels_last, channels_last_back
 from superformer.sharing import Sharing
 from superformer.space import Space
 from superformer.space.costs import NOTHING, Cost, Count
@@ -54,10 +54,6 @@ class ConvBnRelu(nn.Sequential):
         super().__init__(nn.Conv2d(inp, out, 3, stride, 1, bias=False), BatchNorm2d(out), nn.ReLU(inplace=True))
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 class ConvStem(nn.Module):
     """Three 3x3 convolutions, the first of stride 2, with a skip from the first to the third. Not searched."""
 
@@ -69,11 +65,8 @@ class ConvStem(nn.Module):
         self.channels = (inp, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(_channels_last(x))  # a third faster than channels first
-        y: Tensor = self.conv3(self.conv2(x)) + x
-        if y.requires_grad:
-            y.register_hook(_channels_last)  # type: ignore[no-untyped-call]  # one layout all the way back
-        return y
+        x = self.conv1(channels_last(x))
+        return channels_last_back(self.conv3(self.conv2(x)) + x)
 
     def cost(self, positions: Count) -> Cost:
         inp, channels = self.channels
@@ -100,39 +93,19 @@ class SpatialReduction(nn.Module):
     def forward(self, x: Tensor, at: Pass, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
         view, (rows, cols) = at.view, grid
         normed = self.norm(x, view)
-        picture = normed[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)
-        patches = self.reduce(picture, view)
+        picture = normed[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)  # (batch, channels, rows, columns)
+        patches = self.reduce(picture, view)  # (batch, rows * columns / 4, channels)
         patches = patches + resized(self.pos_embed(view), halved(native), halved(grid), 0)
         y = torch.cat([self.token(normed[:, :1], view), patches], 1)
         if self.residual:
             picture = x[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)
             pooled = F.avg_pool2d(picture, 2, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2)
-            y = y + self._widened(torch.cat([x[:, :1], pooled], 1), y.shape[-1], at)
-        return view[self.out].keep(y)
+            y = y + view.widened(torch.cat([x[:, :1], pooled], 1), self.inp, self.out)
+        return y
 
-    def _widened(self, x: Tensor, width: int, at: Pass) -> Tensor:
-        """Zero channels after the last; in a masked pass, after the last of each sub-network's own."""
-        if at.parts is None or all(_leads(p.view[self.inp]) and _leads(p.view[self.out]) for p in at.parts):
-            return F.pad(x, (0, width - x.shape[-1]))
-        outs = []
-        for part in at.parts:
-            own, new = part.view[self.inp], part.view[self.out]
-            kept = torch.cat([x[part.rows, :, a:b] for a, b in own.segments], -1)
-            outs.append(new.place(F.pad(kept, (0, new.width - own.width)), width))
-        return torch.cat(outs)
-
-    def cost(self, widths: Mapping[Axis, Count], positions: Count) -> Cost:
-        return (
-            self.norm.cost(widths)
-            + self.reduce.cost(widths, positions)
-            + self.token.cost(widths, 1)
-            + self.pos_embed.cost(widths)
-        )
-
-
-def _leads(selection: Selection) -> bool:
-    """The first channels, in order."""
-    return selection.segments[0][0] == 0
+    def cost(self, widths: Widths, positions: Count) -> Cost:
+        cost = self.norm.cost(widths) + self.reduce.cost(widths, positions) + self.token.cost(widths, 1)
+        return cost + self.pos_embed.cost(widths)
 
 
 class VitRes(Pyramid):
@@ -148,6 +121,7 @@ class VitRes(Pyramid):
     )
     patch = PATCH
     maskable = True
+    patch_head_possible = True
     training_only = ("patch_head.",)
 
     def __init__(
@@ -193,10 +167,9 @@ class VitRes(Pyramid):
         return out
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        here = at.view[self.widths[0]]
         tokens = self.proj(x, at.view)
         tokens = torch.cat([self.cls_token(at.view).expand(tokens.shape[0], 1, -1), tokens], 1)
-        return here.keep(tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1))
+        return tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         reduction = self.stage(stage).enter
@@ -228,9 +201,7 @@ class VitRes(Pyramid):
 
     # --- cost ---
 
-    def enter_cost(
-        self, stage: int, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]
-    ) -> Cost:
+    def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
         reduction = self.stage(stage).enter
         if isinstance(reduction, SpatialReduction):
@@ -238,6 +209,6 @@ class VitRes(Pyramid):
         cost = self.stem.cost(math.prod(halved(size))) + self.proj.cost(widths, rows * cols)
         return cost + self.cls_token.cost(widths) + self.pos_embed.cost(widths)
 
-    def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         cost = self.norm.cost(widths) + self.head_cost(widths)
         return cost + (Cost(0, self.patch_head.params(widths)) if self.patch_head is not None else NOTHING)

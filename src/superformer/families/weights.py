@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,14 @@ from superformer.elastic.axis import View
 from superformer.elastic.layers import Elastic, Optional, PerChoice
 from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
-from superformer.families.network import Network
 from superformer.kernels.slices import Index, gather, scatter
 from superformer.space import point
 from superformer.space.arch import Arch, Values
 
-N = TypeVar("N", bound=Network)
+if TYPE_CHECKING:
+    from superformer.families.network import Network
+
+N = TypeVar("N", bound="Network")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,132 @@
-"""Whatever exists for speed only."""
+"""What exists for speed only. Each kernel stands beside its *plain twin*: a few lines of ordinary torch that say what
+is computed, with the same arguments and the same result up to rounding.
+
+One switch chooses between the two: ``superformer.kernels.use("plain")``, ``with superformer.kernels.using("fast"):``,
+or the environment variable ``SUPERFORMER_KERNELS``.
+
+* ``auto`` (the default): the kernel on a CPU, where it was measured to be faster; the plain twin on every other device,
+  under ``torch.compile`` and export, and where a mode of torch watches the operations.
+* ``plain``: the twin everywhere.
+* ``fast``: the kernel wherever it is able to run, also on sizes for which it is not worth it.
+
+This room knows nothing of the others: kernels take tensors. ``python benchmarks/kernels.py`` measures what each is
+worth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MODES = ("auto", "plain", "fast")
+VARIABLE = "SUPERFORMER_KERNELS"
+
+
+def _checked(mode: str) -> str:
+    if mode not in MODES:
+        raise ValueError(f"kernels are {', '.join(MODES)}, not {mode!r}")
+    return mode
+
+
+_mode = _checked(os.environ.get(VARIABLE) or "auto")
+KERNELS: dict[str, Kernel[..., Any]] = {}
+"""All of them, by name."""
+
+
+def mode() -> str:
+    """What is switched on."""
+    return _mode
+
+
+def use(mode: str) -> None:
+    """Switch to ``auto``, ``plain`` or ``fast``."""
+    global _mode
+    _mode = _checked(mode)
+
+
+@contextmanager
+def using(mode: str, *names: str) -> Iterator[None]:
+    """The same for a while; with ``names`` of kernels, for these alone."""
+    before, own = _mode, {name: KERNELS[name].mode for name in names}
+    if names:
+        for name in names:
+            KERNELS[name].mode = _checked(mode)
+    else:
+        use(mode)
+    try:
+        yield
+    finally:
+        use(before)
+        for name, old in own.items():
+            KERNELS[name].mode = old
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether this runs on a CPU, operation by operation: what is cut to fit its caches is cut there only."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def mixed(x: Tensor) -> bool:
+    """Whether operations choose their precision themselves (autocast), which kernels would not."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type)
+
+
+class Kernel(Generic[P, R]):
+    """A fast function and its plain twin. ``able``: when the fast one can run at all; ``worth``: when it was measured
+    to be faster, on a CPU."""
+
+    def __init__(
+        self,
+        fast: Callable[P, R],
+        plain: Callable[P, R],
+        able: Callable[P, bool] | None,
+        worth: Callable[P, bool] | None,
+        amp: bool,
+    ):
+        self.fast, self.plain, self.able, self.worth, self.amp = fast, plain, able, worth, amp
+        self.mode: str | None = None
+        self.__doc__, self.__name__ = fast.__doc__, fast.__name__
+        KERNELS[self.__name__] = self
+
+    def __call__(self, *args: P.args, **words: P.kwargs) -> R:
+        mode = self.mode or _mode
+        first: Any = args[0]
+        x: Tensor = first if isinstance(first, Tensor) else first[0]
+        if (
+            mode == "plain"
+            or torch.compiler.is_compiling()
+            or torch._C._is_torch_function_mode_enabled()
+            or (mode == "auto" and x.device.type != "cpu")
+            or (not self.amp and mixed(x))
+            or (self.able is not None and not self.able(*args, **words))
+            or (mode == "auto" and self.worth is not None and not self.worth(*args, **words))
+        ):
+            return self.plain(*args, **words)
+        return self.fast(*args, **words)
+
+
+def kernel(
+    plain: Callable[P, R],
+    able: Callable[P, bool] | None = None,
+    worth: Callable[P, bool] | None = None,
+    amp: bool = False,
+) -> Callable[[Callable[P, R]], Kernel[P, R]]:
+    """Make a function a kernel beside its plain twin. ``amp``: it takes care of mixed precision itself."""
+    return lambda fast: Kernel(fast, plain, able, worth, amp)
+
+
+def tracked(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass may follow that some of these tensors take part in."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def no_second_derivative() -> None:
+    """What torch's ``once_differentiable`` does, at a fraction of its price."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("kernels have no second derivatives: call backward() without create_graph=True")

@@ -1,50 +1,106 @@
-"""Depthwise convolutions of maps (batch, rows, columns, channels) and their gradients.
+"""Convolutions and batch norms of maps (batch, rows, columns, channels), and the inverted residual.
 
-Torch's library has a fast gradient for kernels of up to three columns; a wider one takes a general way, three to four
-times as long. So the three middle columns of a kernel are done at once and every other column by itself, as a kernel of
-one column on the map moved sideways: in memory that is the same map, read from a few positions later or earlier, with
-zeros where it would read over the end of a row."""
+Channels come last as in token families: a 1x1 convolution is then a matrix product, and torch's convolutions are
+fastest in that layout."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels.memory import scratch
+from superformer.kernels import kernel, on_cpu, tracked
+from superformer.kernels.limits import APART, LARGE_PATCH
+from superformer.kernels.memory import Scratch
+from superformer.kernels.slices import Wanted, linear, take
 
-MANY = 2**17
-"""Numbers of a map from which on the columns of a kernel are done apart."""
+
+def conv(x: Tensor, weight: Wanted, bias: Wanted | None = None, stride: int = 1, channelwise: bool = False) -> Tensor:
+    """A convolution of which a slice is used, padded by half its kernel; ``channelwise`` is depthwise."""
+    shape = weight[0].shape
+    if shape[-1] == 1 and not channelwise:
+        x = x if stride == 1 else x[:, ::stride, ::stride]
+        return linear(x, weight[0], None if bias is None else bias[0], weight[1][:2], () if bias is None else bias[1])
+    kernel, *rest = take(weight) if bias is None else take(weight, bias)
+    return convolve(x, kernel, rest[0] if rest else None, stride, channelwise)
 
 
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int, channelwise: bool) -> Tensor:
+    """The same with a kernel and a bias as they are."""
+    if channelwise:
+        return depthwise(x, kernel, bias, stride)
+    if kernel.shape[-1] == 1:
+        return F.linear(x if stride == 1 else x[:, ::stride, ::stride], kernel.flatten(1), bias)
+    return F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, stride, kernel.shape[-1] // 2).permute(0, 2, 3, 1)
+
+
+# --- depthwise ---
+
+
+def plain_depthwise(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    maps = x.permute(0, 3, 1, 2)
+    return F.conv2d(maps, kernel, bias, stride, kernel.shape[-1] // 2, groups=len(kernel)).permute(0, 2, 3, 1)
+
+
+def _wide(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> bool:
+    return stride == 1 and kernel.shape[-1] > 3 and bias is None and tracked(kernel)
+
+
+@kernel(plain_depthwise, able=_wide, worth=lambda x, kernel, bias, stride: x.numel() >= APART)
 def depthwise(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    """The convolution, padded by half the kernel."""
-    wanted = torch.is_grad_enabled() and kernel.requires_grad and not torch.is_autocast_enabled(x.device.type)
-    if wanted and bias is None and _apart(x, kernel, stride):
-        out: Tensor = _Depthwise.apply(x, kernel)
-        return out
-    return F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, stride, kernel.shape[-1] // 2, groups=len(kernel)).permute(
-        0, 2, 3, 1
-    )
+    """Each channel convolved by itself, padded by half the kernel.
+
+    Torch's library has a fast gradient for kernels of up to three columns; a wider one takes a general way. So the
+    three middle columns of a kernel are done at once and every other column by itself, as a kernel of one column on the
+    map moved sideways: in memory that is the same map, read from a few positions later or earlier, with zeros where it
+    would read over the end of a row."""
+    out: Tensor = _Depthwise.apply(x, kernel)
+    return out
 
 
-def kernel_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Tensor:
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        return plain_depthwise(x, kernel, None, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, kernel = ctx.saved_tensors
+        dx = input_gradient(grad, x, kernel, 1) if ctx.needs_input_grad[0] else None
+        return dx, _by_columns(grad, with_margins(_MARGINS, x, kernel).copy_(x), kernel)
+
+
+_MARGINS = Scratch()
+
+
+def with_margins(scratch: Scratch, x: Tensor, kernel: Tensor) -> Tensor:
+    """Scratch memory for a map of this shape, with room before and after it for half a kernel's columns of zeros."""
+    margin, size = kernel.shape[-1] // 2 * x.shape[-1], x.numel()
+    room = scratch((size + 2 * margin,), x)
+    room[:margin] = 0
+    room[margin + size :] = 0
+    return room[margin : margin + size].view(x.shape)
+
+
+def kernel_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int, by_columns: bool | None = None) -> Tensor:
     """The gradient of the kernel, from that of the output. ``x`` comes from `with_margins` and is overwritten."""
-    return (
-        _columns(grad, x, kernel)
-        if _apart(x, kernel, stride)
-        else _kernel(grad, x, kernel, kernel.shape[-1] // 2, stride)
-    )
+    if by_columns is None:
+        by_columns = stride == 1 and kernel.shape[-1] > 3 and x.numel() >= APART
+    return _by_columns(grad, x, kernel) if by_columns else _of_kernel(grad, x, kernel, kernel.shape[-1] // 2, stride)
 
 
 def input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Tensor:
-    """The gradient of an input of the shape of ``x``. At stride 1 it is a convolution itself, with the kernel turned
+    """The gradient of an input of the shape of ``x``. At stride 1 it is a convolution itself, the kernel turned
     round."""
     if stride == 1:
-        return depthwise(grad, kernel.flip(2, 3), None, 1)
+        return plain_depthwise(grad, kernel.flip(2, 3), None, 1)
     maps, pad = [t.permute(0, 3, 1, 2) for t in (grad, x)], kernel.shape[-1] // 2
     back: Tensor = torch.ops.aten.convolution_backward(
         *maps, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [True, False, False]
@@ -52,20 +108,7 @@ def input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Tens
     return back.permute(0, 2, 3, 1)
 
 
-def with_margins(name: str, x: Tensor, kernel: Tensor) -> Tensor:
-    """Scratch memory for a map of this shape, with room before and after it for half a kernel's columns of zeros."""
-    margin, size = kernel.shape[-1] // 2 * x.shape[-1], x.numel()
-    room = scratch(name, (size + 2 * margin,), x)
-    room[:margin] = 0
-    room[margin + size :] = 0
-    return room[margin : margin + size].view(x.shape)
-
-
-def _apart(x: Tensor, kernel: Tensor, stride: int) -> bool:
-    return stride == 1 and kernel.shape[-1] > 3 and x.numel() >= MANY and x.device.type == "cpu"
-
-
-def _kernel(grad: Tensor, x: Tensor, kernel: Tensor, pad: int, stride: int) -> Tensor:
+def _of_kernel(grad: Tensor, x: Tensor, kernel: Tensor, pad: int, stride: int) -> Tensor:
     """``pad``: columns of zeros; rows as many as half a kernel's."""
     maps, pads = [t.permute(0, 3, 1, 2) for t in (grad, x)], [kernel.shape[-2] // 2, pad]
     out: Tensor = torch.ops.aten.convolution_backward(
@@ -74,32 +117,227 @@ def _kernel(grad: Tensor, x: Tensor, kernel: Tensor, pad: int, stride: int) -> T
     return out
 
 
-def _columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
+def _by_columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
     """The gradient of the kernel by columns. Columns moved over the end of a row are those that this shift does not
     need."""
     out, half = torch.empty_like(kernel), kernel.shape[-1] // 2
     near = slice(half - 1, half + 2)
-    out[..., near] = _kernel(grad, x, kernel[..., near], 1, 1)
+    out[..., near] = _of_kernel(grad, x, kernel[..., near], 1, 1)
     first = x[:, :, :half].clone()
     for side in (1, -1):
         for shift in range(2, half + 1):
             (x[:, :, :shift] if side == 1 else x[:, :, -shift:]).zero_()
             moved = x.as_strided(x.shape, x.stride(), x.storage_offset() + side * shift * x.shape[-1])
             column = slice(half + side * shift, half + side * shift + 1)
-            out[..., column] = _kernel(grad, moved, kernel[..., column], 0, 1)
+            out[..., column] = _of_kernel(grad, moved, kernel[..., column], 0, 1)
         x[:, :, :half] = first
     return out
 
 
-class _Depthwise(torch.autograd.Function):
+# --- patches ---
+
+
+def plain_patches(x: Tensor, side: int) -> Tensor:
+    rows, cols = x.shape[1] // side, x.shape[2] // side
+    x = x[:, : rows * side, : cols * side]
+    return x.unflatten(1, (rows, side)).unflatten(3, (cols, side)).permute(0, 1, 3, 5, 2, 4)  # type: ignore[no-untyped-call, no-any-return]
+
+
+@kernel(plain_patches, amp=True)
+def patches(x: Tensor, side: int) -> Tensor:
+    """A map in patches (batch, rows, columns, channels, side, side); rows and columns that do not fill one are left
+    out."""
+    out: Tensor = _Patches.apply(x, side)
+    return out
+
+
+class _Patches(torch.autograd.Function):
+    """Pixel by pixel of a small patch; a large one at once."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        return depthwise(x, kernel, None, 1)
+    def _pairs(x: Tensor, out: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of a map and of its patches that hold the same numbers."""
+        if side >= LARGE_PATCH:
+            yield plain_patches(x, side), out
+            return
+        x = x[:, : out.shape[1] * side, : out.shape[2] * side]
+        for i, j in product(range(side), repeat=2):
+            yield x[:, i::side, j::side], out[..., i, j]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
+        ctx.shape, ctx.side = x.shape, side
+        batch, rows, cols, channels = x.shape
+        out = x.new_empty(batch, rows // side, cols // side, channels, side, side)
+        for here, there in _Patches._pairs(x, out, side):
+            there.copy_(here)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, kernel = ctx.saved_tensors
-        dkernel = kernel_gradient(grad, with_margins("active", x, kernel).copy_(x), kernel, 1)
-        return input_gradient(grad, x, kernel, 1), dkernel
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        whole = not (ctx.shape[1] % ctx.side or ctx.shape[2] % ctx.side)
+        back = grad.new_empty(ctx.shape) if whole else grad.new_zeros(ctx.shape)
+        for here, there in _Patches._pairs(back, grad, ctx.side):
+            here.copy_(there)
+        return back, None
+
+
+# --- batch norm ---
+
+
+class Norm(NamedTuple):
+    """A batch norm in one pass: its scale and shift, and copies of its running mean and variance. In training these are
+    set to the batch's (the variance unbiased). ``join`` adds up what ``processes`` have, differentiably."""
+
+    weight: Wanted
+    bias: Wanted
+    mean: Tensor
+    var: Tensor
+    training: bool
+    eps: float
+    join: Callable[[Tensor], Tensor] | None = None
+    processes: int = 1
+
+    def set(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """The statistics of ``count`` numbers, from their mean and variance."""
+        self.mean.copy_(mean)
+        self.var.copy_(var * (count / max(count - 1, 1)))
+
+
+def batch_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Each channel normalised: in training by the statistics of this batch (of all processes, if they are joined)."""
+    weight, bias = take(norm.weight, norm.bias)
+    if norm.join is None:
+        maps = F.batch_norm(x.permute(0, 3, 1, 2), norm.mean, norm.var, weight, bias, norm.training, 1.0, norm.eps)
+        return maps.permute(0, 2, 3, 1)
+    dims, count = tuple(range(x.ndim - 1)), x.numel() // x.shape[-1] * norm.processes
+    centre = norm.join(x.sum(dims)) / count
+    off = x - centre
+    spread = norm.join(off.square().sum(dims)) / count
+    with torch.no_grad():
+        norm.set(centre, spread, count)
+    return off * (torch.rsqrt(spread + norm.eps) * weight) + bias
+
+
+def plain_norm_swish(x: Tensor, norm: Norm) -> Tensor:
+    return F.silu(batch_norm(x, norm), inplace=True)
+
+
+def _by_itself(x: Tensor, norm: Norm) -> bool:
+    return norm.join is None and torch.is_grad_enabled()
+
+
+@kernel(plain_norm_swish, able=_by_itself)
+def norm_swish(x: Tensor, norm: Norm) -> Tensor:
+    """Batch norm and swish; kept for the backward pass is only what was normalised."""
+    weight, bias = take(norm.weight, norm.bias)
+    out: Tensor = _NormSwish.apply(x, weight, bias, norm.mean, norm.var, norm.training, norm.eps)
+    return out
+
+
+_WIDE = Scratch()
+"""Maps that are computed again in a backward pass."""
+
+
+class Normed(NamedTuple):
+    """How a map was normalised, for the backward pass: with the scale and the shift, and the mean and deviation."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    spread: Tensor
+
+    @classmethod
+    def run(
+        cls, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float, out: Tensor
+    ) -> Normed:
+        """Write the normalised map to ``out``; in training set ``mean`` and ``var``."""
+        own, spread = torch.empty_like(mean), torch.empty_like(var)
+        maps, there = x.permute(0, 3, 1, 2), out.permute(0, 3, 1, 2)
+        torch.ops.aten.native_batch_norm.out(
+            maps, weight, bias, mean, var, training, 1.0, eps, out=there, save_mean=own, save_invstd=spread
+        )
+        return cls(x, weight, bias, own, spread) if training else cls(x, weight, bias, mean, torch.rsqrt(var + eps))
+
+    def again(self) -> Tensor:
+        """The normalised map, in scratch memory."""
+        scale = self.weight * self.spread
+        return torch.addcmul(self.bias - self.mean * scale, self.x, scale, out=_WIDE(self.x.shape, self.x))
+
+    def backward(self, grad: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the map, the scale and the shift."""
+        x, weight, _, mean, spread = self
+        maps, there = grad.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)
+        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            maps, there, weight, mean, spread.pow(-2), mean, spread, training, 0.0, [True, True, True]
+        )
+        return dx.permute(0, 2, 3, 1), dweight, dbias
+
+
+class _NormSwish(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float
+    ) -> Tensor:
+        out = torch.empty_like(x)
+        ctx.save_for_backward(*Normed.run(x, weight, bias, mean, var, training, eps, out))
+        ctx.training = training
+        return F.silu(out, inplace=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        normed = Normed(*ctx.saved_tensors)
+        y = normed.again()
+        torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y)
+        return *normed.backward(y, ctx.training), None, None, None, None
+
+
+# --- a convolution and its norm as one, in evaluation ---
+
+
+def plain_conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
+    return batch_norm(conv(x, weight, None, stride), norm)
+
+
+def plain_conv_norm_swish(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
+    return norm_swish(conv(x, weight, None, stride), norm)
+
+
+def _evaluates(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> bool:
+    return not norm.training and not torch.is_grad_enabled()
+
+
+@kernel(plain_conv_norm, able=_evaluates, amp=True)
+def conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
+    """A convolution without bias and its batch norm: without gradients, with given statistics, one convolution."""
+    kernel, shift = folded(weight, norm)
+    return convolve(x, kernel.contiguous(memory_format=torch.channels_last), shift, stride, channelwise=False)
+
+
+@kernel(plain_conv_norm_swish, able=_evaluates, amp=True)
+def conv_norm_swish(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
+    """The same, then x * sigmoid(x)."""
+    return F.silu(convolve(x, *folded(weight, norm), stride, channelwise=False), inplace=True)
+
+
+def folded(weight: Wanted, norm: Norm, statistics: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """The kernel and the bias of a convolution followed by its norm, with the norm's mean and variance or others."""
+    mean, var = statistics or (norm.mean, norm.var)
+    kernel, gamma, beta = take(weight, norm.weight, norm.bias)
+    scale = gamma * torch.rsqrt(var + norm.eps)
+    return kernel * scale.view(-1, 1, 1, 1), beta - mean * scale
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(batch, channels, rows, columns) in the layout in which torch's convolutions are fastest: a third faster."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def channels_last_back(x: Tensor) -> Tensor:
+    """The same map, whose gradient comes back in that layout."""
+    if x.requires_grad and on_cpu(x):
+        x.register_hook(channels_last)  # type: ignore[no-untyped-call]
+    return x

@@ -1,7 +1,7 @@
-"""Memory for what an operation needs only while it runs.
+"""Memory: scratch that an operation uses again, how large parts are that stay in the cache, and the allocator.
 
-The allocator gives large blocks back to the system, and getting them anew, page by page, can cost more than the
-arithmetic done in them."""
+The C library's allocator gives large blocks back to the system and gets them anew, page by page. That can cost more
+than the arithmetic done in them: in a supernet's training step page faults took a tenth of the time."""
 
 from __future__ import annotations
 
@@ -11,56 +11,50 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-IN_CACHE = 2**21
-"""Numbers of a map that stay in the cache between two operations."""
-
-_own = threading.local()
+T = TypeVar("T")
 
 
-def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor of this shape that holds anything. The next call with the same name, on the same thread, gets the same
-    memory."""
-    pool: dict[tuple[object, ...], Tensor] = _own.__dict__.setdefault("pool", {})
-    key, size = (name, like.dtype, like.device), math.prod(shape)
-    found = pool.get(key)
-    if found is None or found.numel() < size:
-        with torch.inference_mode(False):  # usable in any mode
-            pool[key] = found = torch.empty(size, dtype=like.dtype, device=like.device)
-    return found[:size].view(*shape)
+class Scratch:
+    """Memory for what its owner needs only while it runs: each thread has its own, as large as was ever asked for."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def __call__(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A tensor of this shape that holds anything. The next call on the same thread gets the same memory."""
+        pool: dict[tuple[object, ...], Tensor] = self._own.__dict__.setdefault("pool", {})
+        key, size = (like.dtype, like.device), math.prod(shape)
+        found = pool.get(key)
+        if found is None or found.numel() < size:
+            with torch.inference_mode(False):  # usable in any mode
+                pool[key] = found = torch.empty(size, dtype=like.dtype, device=like.device)
+        return found[:size].view(*shape)
 
 
-def few_at_a_time(batch: int, few: int) -> list[slice]:
-    """A batch in parts so small that what is computed for one stays in the cache. A trace (export, compilation) has one
-    part: its batch may be of any size."""
-    if torch.compiler.is_compiling():
-        return [slice(None)]
+def parts(batch: int, few: int) -> list[slice]:
+    """A batch in parts of so few that what is computed for one stays in the cache."""
     return [slice(start, start + few) for start in range(0, batch, few)]
 
 
-def together(parts: Iterator[Tensor], batch: int) -> Tensor:
+def together(computed: Iterator[Tensor], batch: int) -> Tensor:
     """Parts of a batch as one tensor, each put there as soon as it is computed."""
-    part = next(parts)
+    part = next(computed)
     if part.shape[0] == batch:
         return part
     out, start = part.new_empty(batch, *part.shape[1:]), 0
-    for each in itertools.chain([part], parts):
+    for each in itertools.chain([part], computed):
         out[start : start + each.shape[0]] = each
         start += each.shape[0]
     return out
 
 
-# Freed memory is kept for the next step instead of given back to the system.
-#
-# A training step on a CPU frees and asks for the same few gigabytes again and again. The C library's allocator gives
-# large blocks back to the system each time and gets them anew, page by page; sub-networks of ever other sizes make
-# that worse. In a supernet's step those page faults can take a tenth of the time. The price: a process holds the most
-# memory that it ever needed at once.
-
+# --- the allocator ---
 
 OFF = "SUPERFORMER_RETURN_MEMORY"
 """Set to 1, it leaves the allocator as it is."""
@@ -69,7 +63,11 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 @functools.cache
 def keep_freed() -> bool:
-    """From now on, in this process; whether the C library can (glibc can)."""
+    """From now on this process keeps the memory it frees for the next step; whether the C library can (glibc can).
+
+    The price: the process holds the most memory that it ever needed at once. Commands call it, building a network does
+    not.
+    """
     if os.environ.get(OFF, "0") not in ("", "0"):
         return False
     try:
@@ -77,3 +75,21 @@ def keep_freed() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
+
+
+# --- constants ---
+
+
+def remembered(make: Callable[..., T]) -> Callable[..., T]:
+    """Tensors made once for the same arguments, but not in a trace (export, compilation), whose tensors must not be
+    kept."""
+    kept = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def wrapper(*args: Any) -> T:
+        if torch.compiler.is_compiling():
+            return make(*args)
+        with torch.inference_mode(False):
+            return kept(*args)
+
+    return wrapper

@@ -1,19 +1,20 @@
-"""Two-dimensional relative positions of keys and values (AutoFormer).
+"""Attention with two-dimensional relative positions of keys and values (AutoFormer).
 
 For tokens n (query) and m (key) on a grid, with a class token in front:
 
-    logit[n, m] = scale * q[n] . (k[m] + RK[n, m]),     out[n] = sum_m a[n, m] (v[m] + RV[n, m]), R[n, m] = rows[dr] +
-    cols[dc],  dr, dc = row and column of m minus those of n;  entry 0 of both tables if n or m is the class token.
+    logit[n, m] = scale * q[n] . (k[m] + RK[n, m]),     out[n] = sum_m a[n, m] (v[m] + RV[n, m]),
+    R[n, m] = rows[dr] + cols[dc],  dr, dc = row and column of m minus those of n;  entry 0 of both tables if n or m is
+    the class token.
 
 The released code gathers R as a tensor of (tokens, tokens, head width) in every block, and a third of its training step
 is the backward pass of that lookup. But R is a row term plus a column term, so q . RK is a (rows + columns + 1)-vector
 for each query which key m reads at its row, at its column and, for the class token, at the last entry; and sum_m a RV
 needs only the sums of the attention over each row and column of keys. Both are extra channels of an ordinary attention:
-the query carries its vector, keys and values carry one-hot marks of their row and column. That is exact and needs no
+the query carries its vector, keys and values carry one-hot *marks* of their row and column. That is exact and needs no
 gather of the size of the attention.
 
 The query's vector comes from one product with the entries of *all* distances: those a query at row i needs begin at
-distance -i, so the vectors of all queries are a skewed window of the product, read and written by strides (`_windows`).
+distance -i. The plain twin gathers them; the kernel reads and writes them by strides, as a skewed window (`_windows`).
 """
 
 from __future__ import annotations
@@ -21,21 +22,58 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.elastic.axis import EMPTY
-from superformer.elastic.layers import Table, Widths
-from superformer.kernels.attention import attend, unpack
-from superformer.space.costs import Cost, Count
+from superformer.kernels import kernel
+from superformer.kernels.attention import attention, split_heads
+from superformer.kernels.memory import remembered
 
 Grid = tuple[int, int]
 
 
-def distances(grid: Grid) -> int:
-    """Entries of all distances along the rows and along the columns, and the one of the class token."""
-    return 2 * (grid[0] + grid[1]) - 1
+def plain_relative_attention(
+    qkv: Tensor, keys: Tensor, values: Tensor, scale: float, grid: Grid, channels: int
+) -> Tensor:
+    index, carried, marks = _marks_of(grid, qkv.device)
+    q, k, v = split_heads(qkv)  # each (batch, heads, tokens, width)
+    batch, heads, tokens, dim = q.shape
+    index = index.expand(batch, heads, -1, -1)
+    spare = q.new_zeros(batch, heads, tokens, channels - dim - marks.shape[1])
+    own = marks.to(q.dtype).expand(batch, heads, -1, -1)
+    asked = (q @ keys.t()).gather(-1, index) * carried.to(q.dtype)
+    q, k, v = (torch.cat([x, more, spare], -1) for x, more in ((q, asked), (k, own), (v, own)))
+    out = attention(q, k, v, scale)
+    seen = out[..., dim : dim + marks.shape[1]] * carried.to(q.dtype)
+    sums = out.new_zeros(batch, heads, tokens, len(values)).scatter_add(-1, index, seen)
+    return (out[..., :dim] + sums @ values).transpose(1, 2).flatten(2)
+
+
+@remembered
+def _marks_of(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each token and each mark (of a row, of a column, of the class token): which of the entries of all distances
+    it needs (the class token: the last, for all keys), whether it carries that (the class token's marks of columns do
+    not: those of rows do already), and whether a key has the mark."""
+    (rows, cols), last = grid, sum(grid)
+    row, col = (at.flatten()[:, None] for at in torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij"))
+    mark = torch.arange(last + 1)
+    far = torch.where(mark < rows, rows - 1 - row + mark, rows + cols - 2 - col + mark)
+    index = torch.cat([torch.full_like(far[:1], 2 * last - 2), far])
+    index[:, last] = 2 * last - 2
+    carried = torch.ones_like(index, dtype=torch.bool)
+    carried[0, rows:last] = False
+    marks = torch.cat([mark[None] == last, (mark == row) | (mark == rows + col)])
+    return index.to(device), carried.to(device), marks.to(device)
+
+
+@kernel(plain_relative_attention, amp=True)
+def relative_attention(qkv: Tensor, keys: Tensor, values: Tensor, scale: float, grid: Grid, channels: int) -> Tensor:
+    """Attention of packed q, k, v (batch, 1 + rows * columns, 3, heads, width), class token first, to
+    (batch, tokens, heads * width). ``keys`` and ``values``: the entries of all distances along the rows and along the
+    columns, negative first, and that of the class token. ``channels``: of a head with its marks."""
+    q, k, v = _Mark.apply(qkv, keys, grid, channels)
+    out: Tensor = _Unmark.apply(attention(q, k, v, scale), values, grid)
+    return out
 
 
 def _windows(products: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -144,83 +182,3 @@ class _Unmark(torch.autograd.Function):
         out[..., dim + last] = products[..., -1]
         out[:, :, 0, dim:] = 0
         return out, sums.view(-1, len(entries)).t() @ flat, None
-
-
-def _near(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each token and each mark: which of the entries of all distances it needs (the class token: the last, for all
-    keys), and the mark itself, one where a key has it."""
-    (rows, cols), last = grid, sum(grid)
-    row, col = (
-        at.flatten()[:, None] for at in torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij")
-    )
-    marks = torch.arange(last + 1, device=device)
-    far = torch.where(marks < rows, rows - 1 - row + marks, rows + cols - 2 - col + marks)
-    index = torch.cat([torch.full_like(far[:1], distances(grid) - 1), far])
-    index[:, last] = distances(grid) - 1
-    own = (marks == row) | (marks == rows + col)
-    return index, torch.cat([marks[None] == last, own])
-
-
-def _traced(qkv: Tensor, keys: Tensor, values: Tensor, scale: float, grid: Grid) -> Tensor:
-    """The same attention in plain operations, for export and compilation: each token's entries are gathered (they are
-    constants there)."""
-    index, marks = _near(grid, qkv.device)
-    seen = torch.ones_like(index, dtype=qkv.dtype)
-    seen[0, grid[0] : sum(grid)] = 0  # the class token's row marks carry its entry, its column marks nothing
-    near_keys, near_values = (entries[index] * seen[..., None] for entries in (keys, values))
-    q, k, v = unpack(qkv)
-    asked = _by_token(q, near_keys.mT)
-    own = marks.to(qkv.dtype).expand(*k.shape[:2], -1, -1)
-    out = attend(torch.cat([q, asked], -1), torch.cat([k, own], -1), torch.cat([v, own], -1), scale)
-    dim = q.shape[-1]
-    return (out[..., :dim] + _by_token(out[..., dim:], near_values)).transpose(1, 2).flatten(2)
-
-
-def _by_token(x: Tensor, matrices: Tensor) -> Tensor:
-    """(batch, heads, tokens, channels), each token times a matrix of its own."""
-    batch, heads = x.shape[:2]
-    return (x.permute(2, 0, 1, 3).flatten(1, 2) @ matrices).view(x.shape[2], batch, heads, -1).permute(1, 2, 0, 3)
-
-
-class RelativePosition(nn.Module):
-    """Tables of ``2 * reach + 2`` entries for the rows and the columns of keys and of values; distances beyond
-    ``reach`` are clipped."""
-
-    def __init__(self, reach: int, head_dim: int):
-        super().__init__()
-        self.reach, self.head_dim = reach, head_dim
-        for name in ("k_rows", "k_cols", "v_rows", "v_cols"):
-            setattr(self, name, Table(2 * reach + 2, head_dim))
-
-    def _entries(self, kind: str, grid: Grid, native: Grid) -> Tensor:
-        """The entries of all distances, negative first, of rows and columns; then that of the class token. At another
-        length than the network's own the distances are stretched: the entries are interpolated linearly."""
-        out = []
-        tables = [getattr(self, f"{kind}_{direction}")(EMPTY) for direction in ("rows", "cols")]
-        for table, length, own in zip(tables, grid, native, strict=True):
-            far = torch.arange(1 - own, own, device=table.device).clamp(-self.reach, self.reach) + self.reach + 1
-            entries = table[far]
-            if length != own:
-                line = entries.t().unsqueeze(0)
-                entries = F.interpolate(line, size=2 * length - 1, mode="linear", align_corners=True)[0].t()
-            out.append(entries)
-        return torch.cat([*out, tables[0][:1] + tables[1][:1]])
-
-    def channels(self, grid: Grid) -> int:
-        """Channels of a head with its marks, rounded up to what vector units like."""
-        used = self.head_dim + grid[0] + grid[1] + 1
-        return -(-used // 16) * 16
-
-    def forward(self, qkv: Tensor, scale: float, grid: Grid, native: Grid) -> Tensor:
-        """Attention of packed q, k, v (batch, 1 + rows * columns, 3, heads, head width), class token first."""
-        keys, values = (self._entries(kind, grid, native).to(qkv.dtype) for kind in "kv")
-        if torch.compiler.is_compiling():
-            return _traced(qkv, keys, values, scale, grid)
-        q, k, v = _Mark.apply(qkv, keys, grid, self.channels(grid))
-        out: Tensor = _Unmark.apply(attend(q, k, v, scale), values, grid)
-        return out
-
-    def cost(self, widths: Widths, heads: Count, tokens: Count, grid: Grid) -> Cost:
-        attention = 2 * heads * tokens * tokens * self.channels(grid)
-        tables = 2 * heads * tokens * distances(grid) * self.head_dim
-        return Cost(attention + tables, 4 * (2 * self.reach + 2) * self.head_dim)

@@ -9,22 +9,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
 from superformer import files
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.recipes import Recipe, check, differences, dump, parse
 from superformer.space import Space
 from superformer.space.arch import Arch
-from collections.abc import Sequence
-from superformer.errors import SuperformerError
-from superformer.recipes import differences
-import os
-import time
-from importlib.metadata import PackageNotFoundError, version
+
 
 class RunError(SuperformerError):
     """A run that is not there, or is not what it is used as."""
@@ -82,17 +81,27 @@ class Run:
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
         if not self.recipe_file.exists():
-            own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # a run that was killed while it began
+            own = {
+                ".lock",
+                self.checkpoints.name,
+                self.space_file.name,
+                self.facts_file.name,
+            }  # a run that was killed while it began
             own |= {"spaces", "evolution.json", FILE}  # what evolving the space leaves before the last training
             if self.folder.exists() and (
-                not self.folder.is_dir() or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
+                not self.folder.is_dir()
+                or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
             ):
-                raise RunError(f"{self.folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder")
+                raise RunError(
+                    f"{self.folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder"
+                )
             return
         lines = differences(self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json"))
         before = self.facts()
         lines += [
-            f"{key}: {before.get(key)!r} before, {facts[key]!r} now" for key in ("data", "fingerprint") if before.get(key) != facts[key]
+            f"{key}: {before.get(key)!r} before, {facts[key]!r} now"
+            for key in ("data", "fingerprint")
+            if before.get(key) != facts[key]
         ]
         if lines:
             raise RunError(
@@ -216,7 +225,11 @@ class Run:
 def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """A row for each run, and what differs between them where several runs themselves were named."""
     named = [Run(f) for f in folders if Run(f).recipe_file.exists()]
-    inside = [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))] if len(named) < len(folders) else []
+    inside = (
+        [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))]
+        if len(named) < len(folders)
+        else []
+    )
     found = named + inside
     if not found:
         raise SuperformerError(
@@ -229,7 +242,10 @@ def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
         told = differences(old, new)
         if first.facts()["data"] != other.facts()["data"]:
             told.append(f"data: {first.facts()['data']} before, {other.facts()['data']} now")
-        lines += [f"{other.folder} against {first.folder}: {line.replace(' before,', ' there,').replace(' now', ' here')}" for line in told]
+        lines += [
+            f"{other.folder} against {first.folder}: {line.replace(' before,', ' there,').replace(' now', ' here')}"
+            for line in told
+        ]
     return [summary(run) for run in found], lines
 
 

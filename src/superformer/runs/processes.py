@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 BUCKET = 8 * 2**20
 """Elements that travel together."""

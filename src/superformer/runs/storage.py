@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from safetensors import SafetensorError
+
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from superformer import files
-from superformer.spaces import model
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
-from superformer.space.arch import Arch, expect, load_json
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from superformer.spaces import supernet
 from superformer.space import Space
-import hashlib
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-import torch
-from torch import Tensor
+from superformer.space.arch import Arch, expect, load_json
+from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
 PREPARED = ("crop", "interpolation")
@@ -75,7 +72,9 @@ def save_network(
     with files.storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
-    tensors = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)}
+    tensors = {
+        k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)
+    }
     files.write_by(folder / WEIGHTS, lambda partial: save_file(tensors, partial))
     files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
 
@@ -89,7 +88,11 @@ def load_network(folder: str | Path) -> Stored:
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
     expect(
-        config, f"{folder / CONFIG}", {"arch", "num_classes"}, {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM}, SuperformerError
+        config,
+        f"{folder / CONFIG}",
+        {"arch", "num_classes"},
+        {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM},
+        SuperformerError,
     )
     arch = Arch.from_json(json.dumps(config["arch"]))
     net = model(arch, config["num_classes"], in_chans=config.get("in_chans", 3))
@@ -97,7 +100,9 @@ def load_network(folder: str | Path) -> Stored:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         raise SuperformerError(f"{folder / WEIGHTS} are not the weights of the network in {CONFIG}: {error}") from error
-    mean, std = (tuple(map(float, config.get(name, default))) for name, default in zip(("mean", "std"), IMAGENET, strict=True))
+    mean, std = (
+        tuple(map(float, config.get(name, default))) for name, default in zip(("mean", "std"), IMAGENET, strict=True)
+    )
     return Stored(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
 
 
@@ -106,8 +111,15 @@ def load_network(folder: str | Path) -> Stored:
 
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
     """Write a supernet; ``facts`` are kept beside it (the step, the normalisation of pictures)."""
-    tensors = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)}
-    header = {"space": net.space.to_json(), "sharing": net.sharing.rule, "classes": json.dumps(list(classes)), "facts": json.dumps(facts)}
+    tensors = {
+        k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)
+    }
+    header = {
+        "space": net.space.to_json(),
+        "sharing": net.sharing.rule,
+        "classes": json.dumps(list(classes)),
+        "facts": json.dumps(facts),
+    }
     files.write_by(path, lambda partial: save_file(tensors, partial, header))
 
 
@@ -162,7 +174,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(tensors)}
     with files.storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files.write_by(folder / f"step-{checkpoint.step:09d}.safetensors", lambda partial: save_file(tensors, partial, header))
+    files.write_by(
+        folder / f"step-{checkpoint.step:09d}.safetensors", lambda partial: save_file(tensors, partial, header)
+    )
     for old in listed(folder)[:-keep]:
         old.unlink(missing_ok=True)
 
@@ -199,5 +213,7 @@ def latest(folder: Path) -> Checkpoint | None:
         except DamagedError as error:
             aside = path.with_suffix(".damaged")
             path.rename(aside)
-            warnings.warn(f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})", stacklevel=2)
+            warnings.warn(
+                f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})", stacklevel=2
+            )
     return None

@@ -136,7 +136,7 @@ def _sums(space: Space, genes: Genes, terms: Terms) -> tuple[NDArray[np.int64], 
     for i, stage in enumerate(values.stages):
         scope = {**values.choices, **stage.choices}
         total += terms.enter(i, widths, scope)
-        if terms.net.alike and stage.blocks and not stage.blocks[0]:
+        if terms.net.equal_blocks and stage.blocks and not stage.blocks[0]:
             total += terms.block(i, 0, widths, scope).times(stage.active.sum(1))
             continue
         for p, block in enumerate(stage.blocks):

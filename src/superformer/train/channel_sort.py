@@ -20,95 +20,16 @@ this holds for the largest of them."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Dim, Packed
+from superformer.elastic.axis import Axis, Packed, Units
 from superformer.elastic.layers import Elastic
-from superformer.elastic.mbconv import MBConv, SqueezeExcite
-from superformer.elastic.transformer import Attention, Mlp
 from superformer.errors import SuperformerError
-from superformer.families.nasvit import HybridMlp, TransformerCell
 from superformer.families.network import Network
-from superformer.families.resnet import Bottleneck
-from superformer.families.swin import WindowAttention
-from superformer.families.twins import SpatialAttention
-
-
-@dataclass(frozen=True)
-class Units:
-    """Axes whose channels move together, as so many equal units (heads; on one axis alone: its channels)."""
-
-    axes: tuple[Axis, ...]
-    count: int
-
-
-def _channels(dim: Dim) -> tuple[Units, ...]:
-    assert isinstance(dim, Axis)
-    return (Units((dim,), dim.size),)
-
-
-def _heads(inner: Axis, heads: Sequence[int]) -> int:
-    """The most parts of an attention width that are whole heads, whatever the number of heads."""
-    return inner.size // inner.unit if inner.unit > 1 else math.gcd(*heads)
-
-
-@functools.singledispatch
-def inner(module: nn.Module, heads: Sequence[int]) -> tuple[Units, ...]:
-    """The axes that begin and end within a module, so that nothing else sees the order of their channels; ``heads`` are
-    the numbers of heads that its block may have. A family from outside registers its modules: ``@inner.register``."""
-    return ()
-
-
-@inner.register
-def _(module: Mlp, heads: Sequence[int]) -> tuple[Units, ...]:
-    return _channels(module.hidden)
-
-
-@inner.register
-def _(module: HybridMlp, heads: Sequence[int]) -> tuple[Units, ...]:
-    return _channels(module.fc1.dims["weight"][0])
-
-
-@inner.register
-def _(module: Attention, heads: Sequence[int]) -> tuple[Units, ...]:
-    return (Units((module.inner,), _heads(module.inner, module.heads)),)
-
-
-@inner.register
-def _(module: WindowAttention, heads: Sequence[int]) -> tuple[Units, ...]:
-    return (Units((module.inner, module.columns), _heads(module.inner, module.heads)),)
-
-
-@inner.register
-def _(module: SpatialAttention, heads: Sequence[int]) -> tuple[Units, ...]:
-    return (Units((module.inner,), _heads(module.inner, heads)),)
-
-
-@inner.register
-def _(module: TransformerCell, heads: Sequence[int]) -> tuple[Units, ...]:
-    axes = module.axes
-    return (Units((axes.qk, axes.v, axes.heads), axes.heads.size),)
-
-
-@inner.register
-def _(module: MBConv, heads: Sequence[int]) -> tuple[Units, ...]:
-    return _channels(module.expand.dims["weight"][0]) if module.expand is not None else ()
-
-
-@inner.register
-def _(module: SqueezeExcite, heads: Sequence[int]) -> tuple[Units, ...]:
-    return _channels(module.reduce.dims["weight"][0])
-
-
-@inner.register
-def _(module: Bottleneck, heads: Sequence[int]) -> tuple[Units, ...]:
-    return (*_channels(module.mid1), *_channels(module.mid2))
 
 
 @dataclass(frozen=True)
@@ -143,7 +64,8 @@ def _groups(net: Network) -> Iterator[tuple[str, int, list[_Place]]]:
             cells.insert(0, ("enter", own.enter, ()))
         for cell, top, heads in cells:
             for name, module in top.named_modules(prefix=f"stages.{i}.{cell}"):
-                for units in inner(module, heads):
+                sortable = getattr(module, "sortable", None)
+                for units in sortable(heads) if sortable is not None else ():
                     yield f"{name}.{units.axes[0].name}", units.count, list(_places(module, units))
 
 

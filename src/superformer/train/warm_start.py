@@ -27,15 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Dim, Packed, Segments, Selection, View, size
+from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
 from superformer.elastic.layers import Elastic, Linear, PerChoice
-from superformer.elastic.positions import resized
+from superformer.elastic.positions import RelativePosition, resized
 from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.weights import Mapped, pieces
-from superformer.kernels.relative import RelativePosition
-from superformer.kernels.slices import Index, gather, scatter
+from superformer.kernels.slices import Index, Segments, gather, scatter
 from superformer.sharing import Sharing
 from superformer.space.arch import Arch
 from superformer.space.stage import Stage
