@@ -15,6 +15,13 @@ from superformer.families.weights import absorb, pieces
 from superformer.kernels.slices import gather
 
 
+@pytest.fixture(params=["plain", "fast"], autouse=True)
+def chosen_kernels(request):
+    """Every law holds with the plain twins and with the kernels, to the same bounds."""
+    with sf.kernels.using(request.param):
+        yield
+
+
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from helpers.released import FIXTURES, agree, load
 
 import superformer as sf
-from superformer import elastic
 from superformer.elastic.conv import BatchNorm
-from superformer.elastic.positions import lookup
-from superformer.kernels.attention import talking
+from superformer.elastic.positions import relative_bias
+from superformer.kernels import attention, inverted
+from superformer.kernels.attention import talking_heads
 from superformer.spaces import arch
 
 
@@ -105,16 +105,16 @@ def test_bias_lookup_and_its_gradient():
     n = torch.arange(rows * cols)
     dr, dc = (n // cols)[:, None] - n // cols + rows - 1, (n % cols)[:, None] - n % cols + cols - 1
     expected = table[dr, dc].permute(2, 0, 1)
-    actual = lookup(table, (rows, cols))
+    actual = relative_bias(table, (rows, cols))
     torch.testing.assert_close(actual, expected)
     mix = torch.randn_like(expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, table, mix)[0] for y in (actual, expected)))
-    assert lookup(table, (2, 5), (rows, cols)).shape == (heads, 10, 10)
+    assert relative_bias(table, (2, 5), (rows, cols)).shape == (heads, 10, 10)
 
 
 @pytest.mark.parametrize("in_cache", [20, 100, 2**20])
 def test_talking_heads_and_their_gradient(monkeypatch, in_cache):
-    monkeypatch.setattr(elastic.talking, "IN_CACHE", in_cache)  # a few queries, a few pictures, all
+    monkeypatch.setattr(attention, "TALKING_IN_CACHE", in_cache)  # a few queries, a few pictures, all
     batch, heads, tokens, dim = 5, 3, 5, 4
     q, k, v = (
         torch.randn(batch, heads, tokens, d, dtype=torch.float64, requires_grad=True) for d in (dim, dim, 4 * dim)
@@ -130,13 +130,13 @@ def test_talking_heads_and_their_gradient(monkeypatch, in_cache):
     mix = torch.randn_like(plain())
     inputs = [q, k, v, bias, *maps]
     for ours, theirs in zip(
-        torch.autograd.grad(talking(q, k, v, bias, *maps, 0.3), inputs, mix),
+        torch.autograd.grad(talking_heads(q, k, v, bias, tuple(maps), 0.3), inputs, mix),
         torch.autograd.grad(plain(), inputs, mix),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
     with torch.no_grad():
-        torch.testing.assert_close(talking(q, k, v, bias, *maps, 0.3), plain())
+        torch.testing.assert_close(talking_heads(q, k, v, bias, tuple(maps), 0.3), plain())
 
 
 def test_gathering_statistics_in_parts_of_a_batch(monkeypatch):
@@ -147,7 +147,7 @@ def test_gathering_statistics_in_parts_of_a_batch(monkeypatch):
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
     for in_cache, parts in ((1, True), (2**21, True), (2**21, False)):
         with monkeypatch.context() as patch:
-            patch.setattr(elastic.mbconv, "IN_CACHE", in_cache)
+            patch.setattr(inverted, "IN_CACHE", in_cache)
             if not parts:
                 patch.setattr(torch, "is_grad_enabled", lambda: True)
             model = copy.deepcopy(fresh)

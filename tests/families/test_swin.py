@@ -9,8 +9,8 @@ from helpers.released import load
 from timm.models.swin_transformer import SwinTransformer
 
 import superformer as sf
-from superformer.elastic.positions import lookup
-from superformer.families.swin import FAR, Windows, far
+from superformer.elastic.positions import relative_bias
+from superformer.families.swin import FAR, Windows
 from superformer.interop.timm_weights import from_timm
 from superformer.space import point
 from superformer.spaces import arch as published
@@ -107,11 +107,11 @@ def test_the_pyramid():
 
 def test_a_moved_window_does_not_mix_opposite_edges():
     """Only windows at the last edge hold tokens that are no neighbours in the picture."""
-    mask = far(Windows((8, 8), 4, 2), torch.float32, torch.device("cpu"))
+    mask = Windows((8, 8), 4, 2).far(torch.float32, torch.device("cpu"))
     assert mask.shape == (4, 16, 16)
     assert not mask[0].any()
     assert set(mask.flatten().tolist()) == {0.0, FAR}
-    assert far(Windows((8, 8), 4, 0), torch.float32, torch.device("cpu")) is None
+    assert Windows((8, 8), 4, 0).far(torch.float32, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -122,11 +122,11 @@ def test_padded_tokens_are_never_attended_to(depth):
     x = X[:1, :, :40, :40].double()
     before = net(x)
     for windows in (Windows((10, 10), 4, 0), Windows((10, 10), 4, 2)):
-        mask = far(windows, torch.float64, torch.device("cpu"))
+        mask = windows.far(torch.float64, torch.device("cpu"))
         assert (mask == -torch.inf).any()
         assert (mask > -torch.inf).any(-1).all(), "every token finds something to attend to"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("superformer.families.swin.pad", _padded_with_noise)
+        patch.setattr("superformer.families.swin.pad_to_windows", _padded_with_noise)
         torch.testing.assert_close(net(x), before)
 
 
@@ -143,9 +143,9 @@ def test_windows_larger_than_the_map():
     assert Windows.of((4, 5), 4, odd=True) == Windows((4, 5), 4, 0)
     assert Windows.of((5, 5), 4, odd=True) == Windows((5, 5), 4, 2)
     table = torch.arange(49.0).view(7, 7, 1)
-    torch.testing.assert_close(lookup(table, (2, 2)), lookup(table[2:5, 2:5], (2, 2)))  # the middle
+    torch.testing.assert_close(relative_bias(table, (2, 2)), relative_bias(table[2:5, 2:5], (2, 2)))  # the middle
     assert (
-        lookup(table, (4, 4))[0, 0, 15] == table[0, 0]
+        relative_bias(table, (4, 4))[0, 0, 15] == table[0, 0]
     )  # query minus key: first token to last is the most negative distance
     net = stirred(sf.supernet(small(window=4), 5))
     assert net(X[:1, :, :12, :20].double()).shape == (1, 5)

@@ -7,10 +7,12 @@ import timm
 import torch
 
 import superformer as sf
+from superformer.elastic.positions import join_windows, pad_to_windows
 from superformer.errors import SpaceError
 from superformer.interop.timm_weights import from_timm
 from superformer.interop.timm_weights import twins_arch as arch_of
-from superformer.kernels.attention import cut, join, pad, patches
+from superformer.kernels.attention import split_windows
+from superformer.kernels.convolution import patches
 from superformer.space import point
 from superformer.space.costs import Exact
 from superformer.spaces import arch
@@ -144,10 +146,10 @@ def test_small_pictures_are_refused():
 @pytest.mark.parametrize(("rows", "cols"), [(6, 9), (7, 4)])
 def test_windows_and_patches(rows, cols):
     x = torch.randn(2, rows, cols, 12, dtype=torch.float64, requires_grad=True)
-    for part, own in zip(cut(pad(x, 3), 3, 2, 3), x.chunk(2, -1), strict=True):
-        torch.testing.assert_close(join(part, 3, rows, cols), own)
+    for part, own in zip(split_windows(pad_to_windows(x, 3), 3, 2, 3), x.chunk(2, -1), strict=True):
+        torch.testing.assert_close(join_windows(part, 3, rows, cols), own)
     assert torch.autograd.gradcheck(
-        lambda y: torch.stack(cut(pad(y, 3), 3, 2, 3)).square(), (x[:1, :, :, :6].detach().requires_grad_(),)
+        lambda y: torch.stack(split_windows(pad_to_windows(y, 3), 3, 2, 3)).square(), (x[:1, :, :, :6].detach().requires_grad_(),)
     )
     weight = torch.randn(5, 12, 2, 2, dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, stride=2)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from superformer.elastic.axis import EMPTY, Axis, Packed, Pass, Selection, View, Visit
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear
 from superformer.elastic.transformer import Attention
-from superformer.kernels.slices import Segments
 from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
@@ -27,21 +29,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mask(Selection):
-    """What the parts of a batch use of an axis: ``mask`` (batch, 1, channels), and ``count``, how many channels each
-    example has."""
+    """What the parts of a batch use of an axis: ``mask`` (batch, 1, channels)."""
 
     mask: Tensor
-    count: Tensor
 
-    @staticmethod
-    def of(axis: Axis, parts: Sequence[Segments | None], part_size: int, like: Tensor) -> Mask:
-        """A row of channels for each part of the batch; None leaves a part without any channel."""
-        rows = torch.zeros(len(parts), axis.size, dtype=like.dtype)
-        for row, segments in zip(rows, parts, strict=True):
-            for start, stop in segments or ():
-                row[start:stop] = 1
-        mask = rows.to(like.device).repeat_interleave(part_size, 0).unsqueeze(1)
-        return Mask(((0, axis.size),), axis.size, mask, mask.sum(-1, keepdim=True))
+    @cached_property
+    def count(self) -> Tensor:
+        """How many channels each example has, (batch, 1, 1)."""
+        return self.mask.sum(-1, keepdim=True)
+
+
+def by_example(rows: NDArray[Any], part_size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Rows (parts, columns) as (batch, 1, columns), in one copy to the device and one there."""
+    given = torch.from_numpy(rows).to(device, dtype)
+    return given[:, None].expand(-1, part_size, -1).reshape(len(rows) * part_size, 1, rows.shape[1])
+
+
+def masks_of(parts: Sequence[View], part_size: int, like: Tensor) -> dict[Axis, Mask]:
+    """The mask of each axis that some sub-network names; one that does not name an axis has none of its channels."""
+    axes = list({axis: None for view in parts for axis in view.selections})
+    ends = np.cumsum([0, *(axis.size for axis in axes)])
+    rows = np.zeros((len(parts), int(ends[-1])), dtype=np.float32)
+    for row, view in zip(rows, parts, strict=True):
+        for start, axis in zip(ends, axes, strict=False):
+            for a, b in view.selections[axis].segments if axis in view.selections else ():
+                row[start + a : start + b] = 1
+    found = by_example(rows, part_size, like.device, like.dtype)
+    return {
+        axis: Mask(((0, axis.size),), axis.size, found[..., start : start + axis.size])
+        for axis, start in zip(axes, ends.tolist(), strict=False)
+    }
 
 
 @dataclass(frozen=True)
@@ -142,22 +159,29 @@ def plan(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: s
     """One pass of several architectures."""
     own = [net.plan(arch, (int(x.shape[-2]), int(x.shape[-1])), side) for arch in archs]
     parts = tuple(Part(slice(k * part_size, (k + 1) * part_size), p.view) for k, p in enumerate(own))
-    masks = {}
-    for axis in {axis: None for p in own for axis in p.view.selections}:
-        runs = [p.view.selections[axis].segments if axis in p.view.selections else None for p in own]
-        masks[axis] = Mask.of(axis, runs, part_size, x)
-    stages = []
+    places = [net.positions(arch) for arch in archs]
+    blocks: list[list[tuple[int, tuple[Part, ...]]]] = []  # by stage: a position, and what each part does there
     for i in range(len(net.stages)):
-        at = [dict(zip(net.positions(arch)[i], arch.stages[i].blocks, strict=True)) for arch in archs]
+        at = [
+            dict(zip(where[i], arch.stages[i].blocks, strict=True)) for where, arch in zip(places, archs, strict=True)
+        ]
+        todo = {p: [values.get(p) for values in at] for p in sorted(set().union(*at))}
+        blocks.append([
+            (p, tuple(Part(part.rows, part.view, v) for part, v in zip(parts, values, strict=True)))
+            for p, values in todo.items()
+        ])  # fmt: skip
+    here = np.array([[part.values is not None for part in own] for stage in blocks for _, own in stage], dtype=bool)
+    runs = by_example(here.T, part_size, x.device, torch.bool) if here.size else None
+    stages, column = [], 0
+    for i, stage in enumerate(blocks):
         visits = []
-        for p in sorted(set().union(*at)):
-            mine = tuple(Part(part.rows, part.view, own.get(p)) for part, own in zip(parts, at, strict=True))
-            here = torch.tensor([part.values is not None for part in mine])
-            some = here.to(x.device).repeat_interleave(part_size).view(-1, 1, 1)
+        for p, mine in stage:
+            some = None if runs is None or here[column].all() else runs[..., column : column + 1]
             values = next(part.values for part in mine if part.values is not None)
-            visits.append(MaskedVisit(net.stage(i).block(p), values, mine, None if bool(here.all()) else some))
+            visits.append(MaskedVisit(net.stage(i).block(p), values, mine, some))
+            column += 1
         stages.append(tuple(visits))
-    view = MaskedView(masks, parts, net.sharing.joint, side)
+    view = MaskedView(masks_of([p.view for p in own], part_size, x), parts, net.sharing.joint, side)
     return Pass(archs[0], view, tuple(stages), own[0].grid, own[0].native)
 
 

@@ -107,9 +107,9 @@ class Network(TimmApi, nn.Module):
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         """Rows and columns of tokens that a picture of this size becomes."""
 
-    @abc.abstractmethod
     def tokens_axis(self, stage: int) -> Axis:
-        """The axis of the channels of a stage's tokens."""
+        """The axis of the channels of a stage's tokens; a family that is ``maskable`` says it."""
+        raise SuperformerError(f"{type(self).__name__} does not say on which axis the tokens of a stage lie")
 
     def canvas(self, values: Numbers, size: Size) -> Size:
         """The size at which pictures of this size run; other than their own in families that resize them."""
