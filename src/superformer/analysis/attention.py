@@ -1,7 +1,9 @@
-"""Where the queries and the keys of a block's attention lie on the map.
+"""What tokens attend to: attention maps, and how far the keys are that a query attends to most (S3, figure 4).
 
-The coordinates of the tokens go the way that the block sends the tokens themselves (padded, moved, cut into windows,
-summarised), by the same functions. Lengths are in tokens of the block's stage."""
+The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks at
+the functions called within it): no block has a second implementation here, and nothing is slower where nobody looks.
+With talking heads (NASViT) they are P, after the softmax and before the second map across the heads. Where queries and
+keys lie, every block says itself (`superformer.elastic.places`)."""
 
 from __future__ import annotations
 
@@ -14,89 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from superformer.elastic.axis import Pass, Step
-from superformer.elastic.transformer import Attention, Block
+from superformer.elastic.places import Places
 from superformer.errors import SuperformerError
-from superformer.families import nasvit as hybrid
 from superformer.families.network import Network
-from superformer.families.swin import WindowAttention, far
-from superformer.families.twins import GlobalAttention, LocalAttention, TwinsBlock
-from superformer.kernels.attention import cut, pad, patches
 from superformer.space.arch import Arch
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Places:
-    """Row and column of each query (windows, queries, 2) and of each key (windows, keys, 2), of which it is the middle.
-
-    ``real``: which queries are places of the picture, not the class token or padding. ``pairs`` (windows, queries,
-    keys): which keys are and may be attended to. ``side``: tokens in a row that a key stands for. One window is the
-    whole map."""
-
-    grid: tuple[int, int]
-    queries: Tensor
-    keys: Tensor
-    real: Tensor
-    pairs: Tensor
-    side: int = 1
-
-    @staticmethod
-    def of(
-        grid: tuple[int, int], queries: Tensor, keys: Tensor, allowed: Tensor | None = None, side: int = 1
-    ) -> Places:
-        """From coordinates with a third number: 1 for a place of the picture."""
-        real = queries[..., 2] > 0
-        pairs = real[:, :, None] & (keys[..., 2] > 0)[:, None]
-        return Places(grid, queries[..., :2], keys[..., :2], real, pairs if allowed is None else pairs & allowed, side)
-
-    @property
-    def distances(self) -> Tensor:
-        """Of each query to each key of its window, (windows, queries, keys)."""
-        return torch.cdist(self.queries, self.keys)
-
-
-def places(net: Network, stage: int, step: Step, at: Pass) -> Places:
-    """Those of a block that attends."""
-    block, grid = step.block, net.stage_grid(stage, at.grid)
-    rows, cols = (torch.arange(n, dtype=torch.float64) for n in grid)
-    where = torch.stack([rows[:, None].expand(grid), cols.expand(grid), torch.ones(grid, dtype=torch.float64)], -1)[
-        None
-    ]
-    if isinstance(block, TwinsBlock):
-        return _twins(block.operation(step.values).attn, grid, where)
-    if isinstance(block, hybrid.TransformerCell):
-        parts = round(at.arch.stages[stage].choices.int("windows") ** 0.5)
-        own = hybrid._cut(where, parts).flatten(1, 2)
-        return Places.of(grid, own, own)
-    if isinstance(block, Block) and isinstance(block.attn, WindowAttention):
-        windows = block.attn.windows(step, at)
-        (cutted,) = cut(windows.cut(where.flatten(1, 2)), windows.side, 1, 1)
-        forbidden = far(windows, torch.float64, CPU)
-        return Places.of(grid, cutted[:, 0], cutted[:, 0], None if forbidden is None else forbidden == 0)
-    if isinstance(block, Block) and type(block.attn) is Attention:
-        tokens = torch.cat([where.new_zeros(1, net.prefix_tokens(stage), 3), where.flatten(1, 2)], 1)
-        return Places.of(grid, tokens[:, :1] if block.attn.class_only else tokens, tokens)
-    raise SuperformerError(
-        f"where the tokens of {type(block).__name__} lie is not known: superformer/analysis/places.py has to be told"
-    )
-
-
-def _twins(attn: LocalAttention | GlobalAttention, grid: tuple[int, int], where: Tensor) -> Places:
-    if isinstance(attn, LocalAttention):
-        (own,) = cut(pad(where, attn.side), attn.side, 1, 1)
-        return Places.of(grid, own[:, 0], own[:, 0])
-    keys = patches(where, attn.ratio).mean((-1, -2)).flatten(1, 2)
-    return Places.of(grid, where.flatten(1, 2), keys, side=attn.ratio)
-
-
-# What tokens attend to: attention maps, and how far the keys are that a query attends to most (S3, figure 4).
-#
-# The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks
-# at the functions called within it): no block has a second implementation here, and nothing is slower where nobody
-# looks. With talking heads (NASViT) they are P, after the softmax and before the second map across the heads.
-
 
 TOP = (5, 10)
 """Keys of figure 4."""
@@ -105,7 +28,7 @@ MANY = 2**22
 """Numbers whose quantiles are computed; of more, evenly chosen ones."""
 
 
-class _Watch(TorchFunctionMode):
+class _AttentionWatch(TorchFunctionMode):
     """Keeps the attention weights of every attention that is computed within it."""
 
     def __init__(self) -> None:
@@ -178,20 +101,18 @@ def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "lef
         for i, steps in enumerate(at.stages):
             x = net.enter(i, x, at)
             for k, step in enumerate(steps):
-                with _Watch() as watch:
+                with _AttentionWatch() as watch:
                     x = step.block(x, at.view, step, at)
                 if watch.seen:
-                    where = places(net, i, step, at)
-                    found = torch.cat(watch.seen).cpu()
-                    weights = found.view(
-                        len(x), len(where.queries), -1, *found.shape[2:]
-                    )  # windows may be among the pictures or the heads
+                    where = step.block.places(net, i, step, at)
+                    found = torch.cat(watch.seen).cpu()  # windows are among the pictures, or among the heads
+                    weights = found.view(len(x), len(where.queries), -1, *found.shape[2:])
                     yield Attended(i, k, weights, where, net.reduction(arch, i))
     finally:
         net.train(was)
 
 
-def top(weights: Tensor, where: Places, k: int) -> Tensor:
+def top_distance(weights: Tensor, where: Places, k: int) -> Tensor:
     """The mean distance of each query of the picture to the ``k`` keys it attends to most, in tokens: (pictures, heads,
     queries).
 
@@ -203,23 +124,23 @@ def top(weights: Tensor, where: Places, k: int) -> Tensor:
     least = ordered.gather(-1, (count - 1).clamp(min=0))
     above, equal = weights > least, (weights == least) & (weights > 0)
     share = (count - above.sum(-1, keepdim=True)) / equal.sum(-1, keepdim=True).clamp(min=1)
-    return _of_real((above + equal * share) / count, where)
+    return _distances_of_real((above + equal * share) / count, where)
 
 
-def mean(weights: Tensor, where: Places) -> Tensor:
+def mean_distance(weights: Tensor, where: Places) -> Tensor:
     """The same for the mean distance over all keys, each as much as it is attended to (the class token left out)."""
     weights = weights.double().where(where.pairs[:, None], torch.zeros((), dtype=torch.float64))
-    return _of_real(weights / weights.sum(-1, keepdim=True), where)
+    return _distances_of_real(weights / weights.sum(-1, keepdim=True), where)
 
 
-def _of_real(shares: Tensor, where: Places) -> Tensor:
+def _distances_of_real(shares: Tensor, where: Places) -> Tensor:
     """The distances of keys, with their shares (pictures, windows, heads, queries, keys), of the queries that are in
     the picture."""
     found = (shares * where.distances[:, None]).sum(-1)
     return found.permute(0, 2, 1, 3)[:, :, where.real]
 
 
-def reach(
+def attention_distances(
     net: Network, batches: Iterable[Tensor], arch: Arch | None = None, tops: Sequence[int] = TOP
 ) -> list[dict[str, Any]]:
     """How far each block looks (figure 4, f and g), in pixels: a row for each block that attends and has tokens of the
@@ -234,16 +155,12 @@ def reach(
         for one in attended(net, x, arch):
             if not one.places.real.any():
                 continue  # class attention: only the class token asks
-            facts[one.name] = {
-                "stage": one.stage,
-                "heads": int(one.weights.shape[2]),
-                "patch": one.patch,
-                "grid": list(one.places.grid),
-            }
+            heads, grid = int(one.weights.shape[2]), list(one.places.grid)
+            facts[one.name] = {"stage": one.stage, "heads": heads, "patch": one.patch, "grid": grid}
             own = found.setdefault(one.name, {})
             for k in tops:
-                own.setdefault(f"top{k}", []).append(one.patch * top(one.weights, one.places, k))
-            own.setdefault("mean", []).append(one.patch * mean(one.weights, one.places))
+                own.setdefault(f"top{k}", []).append(one.patch * top_distance(one.weights, one.places, k))
+            own.setdefault("mean", []).append(one.patch * mean_distance(one.weights, one.places))
     rows = []
     for name, lists in found.items():
         values = {key: torch.cat(parts) for key, parts in lists.items()}
@@ -252,13 +169,14 @@ def reach(
                 "block": name,
                 **{key: float(v.nanmean()) for key, v in values.items()},
                 **facts[name],
-                "quartiles": {key: torch.nanquantile(_some(v), QUARTILES).tolist() for key, v in values.items()},
+                "quartiles": {key: _quartiles(v) for key, v in values.items()},
                 "by_head": {key: v.nanmean((0, 2)).tolist() for key, v in values.items()},
             }
         )
     return rows
 
 
-def _some(values: Tensor) -> Tensor:
+def _quartiles(values: Tensor) -> list[float]:
     flat = values.flatten()
-    return flat[:: -(-len(flat) // MANY)]
+    quartiles: list[float] = torch.nanquantile(flat[:: -(-len(flat) // MANY)], QUARTILES).tolist()
+    return quartiles

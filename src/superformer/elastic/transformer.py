@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Step, View
 from superformer.elastic.layers import LayerNorm, Linear, Table, Widths, width
+from superformer.elastic.places import Places, TokenLayout, coordinates
+from superformer.errors import SuperformerError
 from superformer.kernels.attention import attend, unpack
 from superformer.kernels.relative import RelativePosition
 from superformer.space.costs import Cost, Count
@@ -207,6 +209,12 @@ class Cell(nn.Module, abc.ABC):
         kept = 1 - self.drop_path
         return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
 
+    def places(self, net: TokenLayout, stage: int, step: Step, at: Pass) -> Places:
+        """Where the queries and the keys of its attention lie on the map."""
+        raise SuperformerError(
+            f"where the tokens of {type(self).__name__} lie is not known: a block that attends has a method places"
+        )
+
 
 Phase = Callable[[Any, View, Step, Pass], Any]
 
@@ -287,3 +295,9 @@ class Block(Cell):
         for scale in (self.scale1, self.scale2):
             cost += scale.cost(widths) if scale is not None else Cost(0, 0)
         return cost
+
+    def places(self, net: TokenLayout, stage: int, step: Step, at: Pass) -> Places:
+        grid = net.stage_grid(stage, at.grid)
+        where = coordinates(grid).flatten(1, 2)  # (1, rows x columns, 3)
+        tokens = torch.cat([where.new_zeros(1, net.prefix_tokens(stage), 3), where], 1)
+        return Places.of(grid, tokens[:, :1] if self.attn.class_only else tokens, tokens)

@@ -16,6 +16,7 @@ from superformer.elastic.axis import Axis, Pass, Step, View, fixed
 from superformer.elastic.conv import BatchNorm, MapConv, kernel_axis
 from superformer.elastic.layers import LayerNorm, Linear, PerChoice, Table, Widths, width
 from superformer.elastic.mbconv import MBConv, MBConvCell, divisible
+from superformer.elastic.places import Places, TokenLayout, coordinates
 from superformer.elastic.positions import lookup
 from superformer.elastic.transformer import Cell, Phase
 from superformer.errors import SuperformerError
@@ -180,6 +181,11 @@ class TransformerCell(Cell):
         for mlp in (self.mlp1, self.mlp2):
             cost += mlp.cost(widths, tokens)
         return cost + Cost(0, len(self.scales) * channels)
+
+    def places(self, net: TokenLayout, stage: int, step: Step, at: Pass) -> Places:
+        grid, parts = net.stage_grid(stage, at.grid), round(at.arch.stages[stage].choices.int("windows") ** 0.5)
+        tokens = _cut(coordinates(grid), parts).flatten(1, 2)  # (windows, tokens, 3)
+        return Places.of(grid, tokens, tokens)
 
 
 def _cut(x: Tensor, parts: int) -> Tensor:

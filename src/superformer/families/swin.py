@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Packed, Pass, Step, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, Widths, width
+from superformer.elastic.places import Places, TokenLayout, coordinates
 from superformer.elastic.positions import lookup, remembered
 from superformer.elastic.transformer import Attention, Block, Mlp
 from superformer.families.network import Pyramid, StageModule
@@ -162,6 +163,12 @@ class WindowBlock(Block):
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         cost = self.norm1.cost(widths) + self.norm2.cost(widths) + self.mlp.cost(widths, tokens)
         return cost + self.attn.cost(widths, values["heads"], tokens, grid, values["window"])
+
+    def places(self, net: TokenLayout, stage: int, step: Step, at: Pass) -> Places:
+        grid, windows = net.stage_grid(stage, at.grid), self.attn.windows(step, at)
+        (tokens,) = cut(windows.cut(coordinates(grid).flatten(1, 2)), windows.side, 1, 1)
+        forbidden = far(windows, torch.float64, torch.device("cpu"))
+        return Places.of(grid, tokens[:, 0], tokens[:, 0], None if forbidden is None else forbidden == 0)
 
 
 # Swin transformers and the S3 space (Chen et al., "Searching the Search Space of Vision Transformer", section 2.2).

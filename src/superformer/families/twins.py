@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, Pass, Step, View, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths, width
+from superformer.elastic.places import Places, TokenLayout, coordinates
 from superformer.elastic.transformer import Cell, Mlp, Phase
 from superformer.errors import SuperformerError
 from superformer.families.network import Pyramid, StageModule
@@ -235,6 +236,15 @@ class TwinsBlock(Cell):
             attn = Cost(*(np.where(local, a, b) for a, b in zip(costs["local"], costs["global"], strict=True)))
         op = next(iter(operations.values()))  # norms and MLP are alike in all types
         return attn + op.norm1.cost(widths) + op.norm2.cost(widths) + op.mlp.cost(widths, tokens)
+
+    def places(self, net: TokenLayout, stage: int, step: Step, at: Pass) -> Places:
+        grid, attn = net.stage_grid(stage, at.grid), self.operation(step.values).attn
+        where = coordinates(grid)  # (1, rows, columns, 3)
+        if isinstance(attn, LocalAttention):
+            (tokens,) = cut(pad(where, attn.side), attn.side, 1, 1)
+            return Places.of(grid, tokens[:, 0], tokens[:, 0])
+        keys = patches(where, attn.ratio).mean((-1, -2)).flatten(1, 2)
+        return Places.of(grid, where.flatten(1, 2), keys, side=attn.ratio)
 
 
 class Twins(Pyramid):
