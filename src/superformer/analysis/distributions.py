@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from superformer.analysis.subject import DRAWN, Subject
+from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
 from superformer.runs.folder import Run
 
@@ -60,7 +60,7 @@ def known_errors(subject: Subject) -> list[float]:
 
     Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all
     together, every choice is uniform, as in a draw from the space itself."""
-    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == DRAWN]
+    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == RANDOM_KIND]
 
 
 def sampled_errors(
@@ -69,7 +69,7 @@ def sampled_errors(
     """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not
     evaluated again."""
     archs = subject.space.sample(n, np.random.default_rng([seed, 6]), macs=macs, num_classes=subject.net.num_classes)
-    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, DRAWN)]
+    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, RANDOM_KIND)]
 
 
 def trained_spaces(folder: str | Path) -> list[tuple[str, Path]]:

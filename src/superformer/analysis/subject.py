@@ -24,7 +24,7 @@ from superformer.search.scores import accuracies, history_of
 from superformer.space.arch import Arch
 from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
 
-DRAWN = "space"
+RANDOM_KIND = "space"
 """How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
 alike)."""
 FINETUNING_LR = 0.1

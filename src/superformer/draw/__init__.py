@@ -10,17 +10,7 @@ import math
 import re
 
 from superformer.draw import sketch, svg
-from superformer.draw.sketch import (
-    SQUARES,
-    WIDTHS,
-    counted,
-    equal_runs,
-    label,
-    length,
-    token_width,
-    value_names,
-    value_text,
-)
+from superformer.draw.sketch import SQUARES, WIDTHS, equal_runs, label, length, value_names, value_text
 from superformer.draw.svg import Drawing, cut, text_width, wrapped
 from superformer.settings import amount
 from superformer.space.arch import Arch, Values
@@ -50,14 +40,16 @@ class _Picture:
     """One drawing in the making: ``y`` is how far down it has come."""
 
     def __init__(self, arch: Arch, name: str | None, macs: float | None, params: float | None):
+        # what is drawn
         self.arch, self.name = arch, name or arch.key
         self.id = "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
         facts = sketch.facts(arch)
         self.maps = facts.maps
         self.macs, self.params = facts.macs if macs is None else macs, facts.params if params is None else params
-        self.widths = [token_width(arch, i) for i in range(len(arch.stages))]
+        self.widths = [sketch.token_width(arch, i) for i in range(len(arch.stages))]
         self.ratios = sketch.width_multiples(arch)
         self.full = sketch.largest_multiples(self.ratios)
+        # what is drawn how: widths as bars, one value as a little grid, one word as a coloured edge
         self.colour = {bar: f"b{k % 4}" for k, bar in enumerate(self.full)}
         blocks = [b for s in arch.stages for b in s.blocks]
         square = next((name for name in SQUARES if any(length(b, name) for b in blocks)), "")
@@ -66,6 +58,7 @@ class _Picture:
         self.kind = "type" if "type" in kinds else kinds[0] if kinds else ""
         words = dict.fromkeys(value_text(b[self.kind]) for b in blocks if self.kind in b)
         self.words = {word: f"w{k % 4}" for k, word in enumerate(words)}
+        # how large cards are, and how many stand side by side
         self.slots = {bar: self._slot(bar) for bar in self.full}
         self.card = max([54.0] + [self._inner(b) for b in blocks]) + 2 * PAD
         most = max(int((MOST + GAP) / (self.card + GAP)), 1)
@@ -168,7 +161,7 @@ class _Picture:
         self.say(24, 38, cut(self.name, self.wide - 48, 20), 20, "h")
         costs = ((self.macs, "MACs"), (self.params, "parameters"))
         parts = [f"{amount(value)} {what}" for value, what in costs if value is not None]
-        parts += [counted(self.arch.depth), f"family {self.arch.family}"]
+        parts += [sketch.counted(self.arch.depth), f"family {self.arch.family}"]
         parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
         for line in wrapped(parts, self.wide - 48, 12.5):
@@ -281,7 +274,7 @@ class _Picture:
     def _description(self) -> str:
         """The picture in words."""
         size = self.arch.resolution
-        out = [f"A {self.arch.family} network of {counted(self.arch.depth)} for pictures of {size} pixels."]
+        out = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
         for i, stage in enumerate(self.arch.stages):
             out.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
             for a, b in equal_runs(stage.blocks):

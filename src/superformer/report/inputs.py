@@ -79,7 +79,7 @@ def cost_text(name: str, value: object) -> str:
     return seconds(own) if name == "latency" else amount(own) + {"throughput": "/s", "memory": "B"}.get(name, "")
 
 
-def count_text(n: int) -> str:
+def count(n: int) -> str:
     """A count, of architectures for instance, that may have many digits."""
     if n < 10**6:
         return f"{n:,}"

@@ -13,7 +13,7 @@ from superformer.cost.latency import machine
 from superformer.errors import SuperformerError
 from superformer.recipes import names, resolve
 from superformer.recipes import settings as search_settings
-from superformer.report.inputs import NOTHING, Inputs, count_text
+from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.settings import amount
 from superformer.space.costs import Exact
@@ -50,7 +50,7 @@ def searched(inputs: Inputs) -> Section:
     space = inputs.space
     reach = Exact.of(space, ("macs", "params"), max(len(classes), 1)).range
     macs, params = (" to ".join(map(amount, reach[name])) for name in ("macs", "params"))
-    about = f"{space.name or 'The space'} ({space.family}): {count_text(space.size)} architectures of {macs} MACs and "
+    about = f"{space.name or 'The space'} ({space.family}): {count(space.size)} architectures of {macs} MACs and "
     about += f"{params} parameters."
     lines = [[r["where"], r["choice"], r["values"]] for r in space_table(space)]
     choices = details("Its choices", table(["where", "choice", "values"], lines, "Choices", words=3))

@@ -11,18 +11,7 @@ import numpy as np
 
 from superformer.draw import draw
 from superformer.report import markup
-from superformer.report.inputs import (
-    COSTS,
-    MEASURED,
-    Inputs,
-    Points,
-    Row,
-    cost_text,
-    count_text,
-    counted,
-    number,
-    percent,
-)
+from superformer.report.inputs import COSTS, MEASURED, Inputs, Points, Row, cost_text, count, counted, number, percent
 from superformer.report.markup import Markup, Section, axis, details, paragraph, plot, series, several, tag
 from superformer.space.arch import Arch
 
@@ -51,7 +40,7 @@ def headline(inputs: Inputs) -> Section:
             how = "" if name not in MEASURED else "measured " if MEASURED[name] in best else "predicted "
             tiles.append(_tile(cost_text(name, value), how + title, _limit(inputs, name, value)))
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
-    first = f"The best of {known} that were evaluated, in a space of {count_text(inputs.space.size)}, is "
+    first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     lead = paragraph(first, tag("code", best["key"]), ". ", _against(inputs), class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
 
@@ -59,7 +48,7 @@ def headline(inputs: Inputs) -> Section:
 def _so_far(inputs: Inputs) -> Markup:
     """The headline of a run without a front: what its supernet reaches."""
     health = inputs.of("health")
-    space = f"space of {count_text(inputs.space.size)} architectures"
+    space = f"space of {count(inputs.space.size)} architectures"
     if not inputs.trained and not health:
         return paragraph(f"The run has a recipe and a {space}, and no trained supernet yet.", class_="lead")
     last = health[-1].get("accuracy", {}) if health else {}
