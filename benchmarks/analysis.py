@@ -28,7 +28,7 @@ def main() -> None:
 
         forward()
         plain = statistics.median(seconds(forward, 3))
-        figures = beside(lambda net=net: attention.reach(net, [x]), repeats=3, training=False)
+        figures = beside(lambda net=net: attention.attention_distances(net, [x]), repeats=3, training=False)
         report(
             f"analysis, distances of the top 5 and 10 keys in all blocks of {name}, 8 pictures",
             **figures,

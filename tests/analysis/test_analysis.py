@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import superformer as sf
-from superformer import analysis
 from superformer.analysis import correlation
-from superformer.analysis import correlation as seeds
-from superformer.analysis import distributions as conflicts
-from superformer.analysis import parts as latency
-from superformer.analysis.distributions import Distribution, distributions, known
+from superformer.analysis.distributions import (
+    Distribution,
+    conflict_ratios,
+    conflict_table,
+    distributions,
+    known_errors,
+)
+from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
 from superformer.runs.storage import load_network
@@ -105,7 +108,7 @@ def test_conflict_ratios():
         line(20, stages_0_blocks_0=-0.1, stages_0_enter=0.2),  # the last step of the first epoch
         line(21, stages_0_blocks_0=0.1, stages_1_blocks_10=-0.2, stages_1_blocks_9=0.1, stem=-1.0),
     ]
-    layers, epochs, found = conflicts.table(conflicts.ratios(lines))
+    layers, epochs, found = conflict_table(conflict_ratios(lines))
     assert layers == [
         "stem",
         "stages.0.enter",
@@ -117,10 +120,10 @@ def test_conflict_ratios():
     ]
     assert epochs == [1, 2]
     assert found == [[None, 1], [0, None], [2 / 3, 0], [None, 0], [None, 1], [1, None], [3 / 7, 2 / 4]]
-    stages = {(row["layer"], row["epoch"]): row["ratio"] for row in conflicts.ratios(lines, by="stage")}
+    stages = {(row["layer"], row["epoch"]): row["ratio"] for row in conflict_ratios(lines, by="stage")}
     assert stages["stage 1", 1] == 2 / 6
     assert stages["stage 2", 2] == 1 / 2
-    assert conflicts.ratios([lines[0]]) == []
+    assert conflict_ratios([lines[0]]) == []
 
 
 # --- seeds ---
@@ -136,13 +139,13 @@ SPACE = Space(
 
 def front(*points, archs=None):
     archs = archs or SPACE.sample(len(points), seed=len(points))
-    return seeds.Front(tuple(archs), *np.asarray(points, dtype=float).T)
+    return correlation.Front(tuple(archs), *np.asarray(points, dtype=float).T)
 
 
 def test_fronts_of_seeds():
     a = front((0.5, 10), (0.7, 20))
     b = front((0.6, 10), (0.9, 40))
-    found = seeds.summary([a, b], SPACE, budgets=[5, 10, 30, 40])
+    found = correlation.fronts_summary([a, b], SPACE, budgets=[5, 10, 30, 40])
     assert found["reference"] == {"accuracy": 0.5, "macs": 40}
     assert found["hypervolume"]["each"] == pytest.approx([0.2 * 20, 0.1 * 30])
     assert found["best"]["mean"] == pytest.approx(0.8)
@@ -150,7 +153,7 @@ def test_fronts_of_seeds():
     assert [row.get("mean") for row in found["attainment"]] == pytest.approx([None, 0.55, 0.65, 0.8])
     assert [row["n"] for row in found["attainment"]] == [0, 2, 2, 2]
     with pytest.raises(sf.SuperformerError, match="two or more"):
-        seeds.summary([a], SPACE)
+        correlation.fronts_summary([a], SPACE)
 
 
 def test_overlap_of_architectures():
@@ -160,16 +163,16 @@ def test_overlap_of_architectures():
     wide[0, changes["width"]] = 2
     deep[0, changes["stage0.depth"]] = 1
     same, wider, deeper = (SPACE.decode(genes) for genes in (base, wide, deep))
-    assert seeds.overlap([same, same], SPACE) == {
+    assert correlation.overlap([same, same], SPACE) == {
         "jaccard": 1,
         "distance": 0,
         "by_choice": dict.fromkeys(("width", "depth", "heads", "mlp"), 0),
     }
-    found = seeds.overlap([same, wider], SPACE)
+    found = correlation.overlap([same, wider], SPACE)
     assert found["jaccard"] == 0
     assert found["by_choice"] == {"width": 1, "depth": 0, "heads": 0, "mlp": 0}
     assert found["distance"] == pytest.approx(1 / 4)  # the choices of the block that both have, the width and the depth
-    both = seeds.overlap([same, [*same, *deeper]], SPACE)
+    both = correlation.overlap([same, [*same, *deeper]], SPACE)
     assert both["jaccard"] == 0.5
     assert both["distance"] == pytest.approx(1 / 4 / 3)  # of three architectures one has no equal in the other list
 
@@ -177,7 +180,7 @@ def test_overlap_of_architectures():
 @given(spaces, st.integers(2, 4), st.integers(0, 2**32))
 def test_overlap_is_a_share(space, n, seed):
     rng = np.random.default_rng(seed)
-    found = seeds.overlap([space.sample(int(rng.integers(1, 6)), rng) for _ in range(n)], space)
+    found = correlation.overlap([space.sample(int(rng.integers(1, 6)), rng) for _ in range(n)], space)
     for value in (found["jaccard"], found["distance"], *found["by_choice"].values()):
         assert 0 <= value <= 1
 
@@ -189,11 +192,11 @@ def test_latency_of_a_front():
         {"latency": 4.0, "measured": 3.0},
         {"latency": 9.0},
     ]
-    found = latency.predicted({"front": rows})
+    found = predicted_latency({"front": rows})
     assert found["points"] == [[1.0, 1.1], [2.0, 2.0], [4.0, 3.0]]
     assert found["median_error"] == pytest.approx(0.1 / 1.1)
     assert found["spearman"] == pytest.approx(1)
-    assert latency.predicted({"front": [{"macs": 1}]}) is None
+    assert predicted_latency({"front": [{"macs": 1}]}) is None
 
 
 # --- a run ---
@@ -205,7 +208,7 @@ def evaluations(run: Path) -> int:
 
 def test_what_is_cheap(trained: Path) -> None:
     told = Console(record=True, width=300, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    found = analysis.analyse(trained, told)
+    found = analyse(trained, told)
     assert set(found) == {"conflicts", "supernet"}
     assert found == json.loads((trained / "analysis.json").read_text())
     assert {row["epoch"] for row in found["conflicts"]} == {1, 2}
@@ -215,7 +218,7 @@ def test_what_is_cheap(trained: Path) -> None:
 
 def test_distributions_of_spaces(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, trained / "spaces" / "0")
-    found = analysis.analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"]
+    found = analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"]
     assert [one["name"] for one in found] == ["space 0", "space 1"]
     assert found[0]["errors"] == found[1]["errors"] == sorted(found[0]["errors"])
     subject = Subject.open(trained)
@@ -226,10 +229,10 @@ def test_distributions_of_spaces(trained: Path, tmp_path: Path) -> None:
     )
     assert found[1]["errors"] == pytest.approx(want)
     count = evaluations(trained)
-    assert sorted(known(subject)) == pytest.approx(
+    assert sorted(known_errors(subject)) == pytest.approx(
         sorted({a.path: e for a, e in zip(archs, want_of(subject, archs), strict=True)}.values())
     )
-    assert analysis.analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"] == found
+    assert analyse(trained, parts=["distributions"], changes={"samples": 8})["distributions"] == found
     assert evaluations(trained) == count
     assert [d.name for d in distributions(trained)] == ["space 0", "space 1"]
 
@@ -239,7 +242,7 @@ def want_of(subject: Subject, archs: list[sf.Arch]) -> list[float]:
 
 
 def test_supernet_against_macs(trained: Path) -> None:
-    found = analysis.analyse(trained, parts=["budgets"], changes={"architectures": 9, "groups": 3})["budgets"]
+    found = analyse(trained, parts=["budgets"], changes={"architectures": 9, "groups": 3})["budgets"]
     space = sf.Run.open(trained).space()
     macs = [point[0] for point in found["points"]]
     assert len(set(macs)) > 3
@@ -248,17 +251,17 @@ def test_supernet_against_macs(trained: Path) -> None:
     edges = np.linspace(least, most, 4)
     assert [int(np.searchsorted(edges[1:-1], m, side="right")) for m in macs] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     with pytest.raises(sf.SuperformerError, match="cannot be drawn in 5 groups"):
-        analysis.analyse(trained, parts=["budgets"], changes={"architectures": 3, "groups": 5})
+        analyse(trained, parts=["budgets"], changes={"architectures": 3, "groups": 5})
 
 
 def test_stand_alone_networks(trained: Path) -> None:
     """Trained by themselves once, for both parts; with inherited weights they begin where the supernet ended."""
     words = {"architectures": 2, "groups": 2, "epochs": 1}
-    found = analysis.analyse(trained, parts=["correlations"], changes=words)["correlations"][0]
+    found = analyse(trained, parts=["correlations"], changes=words)["correlations"][0]
     assert found["points"] == [[row["supernet"], row["standalone"]] for row in found["table"]]
     stamps = {f: f.stat().st_mtime_ns for f in trained.glob("standalone/*/scratch-1/supernet.safetensors")}
     assert len(stamps) == 2
-    whole = analysis.analyse(trained, parts=["weights"], changes=words)
+    whole = analyse(trained, parts=["weights"], changes=words)
     assert whole["correlations"] == [found]  # what was found before stays
     assert stamps == {f: f.stat().st_mtime_ns for f in stamps}
     subject = Subject.open(trained)
@@ -274,7 +277,7 @@ def test_stand_alone_networks(trained: Path) -> None:
     moved = trained.rename(trained.with_name("moved"))
     for supernet in moved.glob("standalone/*/finetuned-1/supernet.safetensors"):
         supernet.unlink()  # as if it had been killed at the very end
-    assert analysis.analyse(moved, parts=["weights"], changes=words)["weights"] == whole["weights"]
+    assert analyse(moved, parts=["weights"], changes=words)["weights"] == whole["weights"]
     with pytest.raises(sf.SuperformerError, match="scratch or finetuned"):
         standalone(subject.run, subject.space.smallest(), "scrach", 1)  # type: ignore[arg-type]
 
@@ -288,7 +291,7 @@ def test_another_way_to_train(trained: Path) -> None:
         asked.append((arch.key, weights, epochs))
         return subject.inherited([arch])[0]
 
-    found = analysis.analyse(trained, parts=["correlations"], changes={"architectures": 6, "epochs": 3}, train=same)[
+    found = analyse(trained, parts=["correlations"], changes={"architectures": 6, "epochs": 3}, train=same)[
         "correlations"
     ][0]
     assert {(weights, epochs) for _, weights, epochs in asked} == {("scratch", 3.0)}
@@ -298,22 +301,22 @@ def test_another_way_to_train(trained: Path) -> None:
 
 def test_searches_with_several_seeds(trained: Path) -> None:
     words = {"seeds": 2, "method": "random", "search": {"evaluations": 12}, "macs_max": 3e5}
-    found = analysis.analyse(trained, parts=["seeds"], changes=words)["seeds"]
+    found = analyse(trained, parts=["seeds"], changes=words)["seeds"]
     assert found["seeds"] == 2
     assert found["reference"]["macs"] <= 3e5
     count = evaluations(trained)
     assert 12 < count <= 24
     assert not (trained / "front.json").exists()
-    assert analysis.analyse(trained, parts=["seeds"], changes=words)["seeds"] == found
+    assert analyse(trained, parts=["seeds"], changes=words)["seeds"] == found
     assert evaluations(trained) == count
     search(trained, {}, "random", {"evaluations": 6})
-    same = seeds.summary(seeds.fronts([trained, trained]), sf.Run.open(trained).space())
+    same = correlation.fronts_summary(correlation.fronts([trained, trained]), sf.Run.open(trained).space())
     assert same["overlap"]["jaccard"] == 1
     assert same["overlap"]["distance"] == same["best"]["std"] == same["hypervolume"]["std"] == 0
 
 
 def test_attention_of_a_run(trained: Path) -> None:
-    found = analysis.analyse(trained, parts=["attention"], changes={"pictures": 20, "arch": "smallest"})["attention"]
+    found = analyse(trained, parts=["attention"], changes={"pictures": 20, "arch": "smallest"})["attention"]
     assert [row["block"] for row in found] == ["1-1", "2-1"]
     assert {row["arch"] for row in found} == {sf.Run.open(trained).space().smallest().key}
     assert all(0 < row["top5"] < 16 for row in found)
@@ -321,19 +324,19 @@ def test_attention_of_a_run(trained: Path) -> None:
 
 def test_mistakes(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(sf.SuperformerError, match="did you mean 'conflicts'"):
-        analysis.analyse(trained, parts=["conflict"])
+        analyse(trained, parts=["conflict"])
     with pytest.raises(sf.SuperformerError, match="did you mean 'samples'"):
-        analysis.analyse(trained, changes={"sample": 3})
+        analyse(trained, changes={"sample": 3})
     with pytest.raises(sf.SuperformerError, match="samples=100"):
-        analysis.analyse(trained, parts=["distributions"])
+        analyse(trained, parts=["distributions"])
     with pytest.raises(sf.SuperformerError, match="was not searched yet"):
-        analysis.analyse(trained, parts=["latency"])
+        analyse(trained, parts=["latency"])
     with pytest.raises(sf.SuperformerError, match="there is no run"):
-        analysis.analyse(tmp_path / "nothing")
+        analyse(tmp_path / "nothing")
     (trained / "analysis.json").write_text("{")
     with pytest.raises(sf.SuperformerError, match="move it away"):
-        analysis.analyse(trained)
+        analyse(trained)
     (trained / "metrics.jsonl").unlink()
     (trained / "analysis.json").unlink()
     with pytest.raises(sf.SuperformerError, match=r"sampling\.rule=sandwich"):
-        analysis.analyse(trained, parts=["conflicts"])
+        analyse(trained, parts=["conflicts"])

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 import superformer as sf
 from superformer.analysis import attention
-from superformer.analysis.attention import Attended, Places, attended, mean, places, reach, top
+from superformer.analysis.attention import Attended, attended, attention_distances, mean_distance, top_distance
+from superformer.elastic.places import Places
 
 ATTENDING = st.one_of(*(SMALL[name] for name in ("vit", "vit_res", "swin", "twins", "nasvit") if name in SMALL))
 
@@ -80,7 +81,7 @@ def calls(net, x, arch):
 
 
 def looked(tokens, view, step, at):
-    with torch.no_grad(), attention._Watch() as watch:
+    with torch.no_grad(), attention._AttentionWatch() as watch:
         step.block(tokens, view, step, at)
     return torch.cat(watch.seen) if watch.seen else None
 
@@ -135,7 +136,7 @@ def test_queries_and_keys_are_where_the_places_say(name):
     for tokens, view, step, at in calls(
         net, torch.randn(1, 3, *size, generator=generator, dtype=torch.float64), space.smallest()
     ):
-        before, where = looked(tokens, view, step, at), places(net, 0, step, at)
+        before, where = looked(tokens, view, step, at), step.block.places(net, 0, step, at)
         rows, cols = where.grid
         assert int(where.real.sum()) == rows * cols
         for r, c in product(range(rows), range(cols)):
@@ -177,7 +178,7 @@ def test_uniform_attention_is_as_far_as_the_mean_of_all_keys(rows, cols, k):
     uniform = torch.full((2, 1, 3, n, n), 1 / n)
     points = list(product(range(rows), range(cols)))
     want = [sum(math.dist(a, b) for b in points) / n for a in points]
-    for found in (top(uniform, where, k), mean(uniform, where)):
+    for found in (top_distance(uniform, where, k), mean_distance(uniform, where)):
         assert found.shape == (2, 3, n)
         np.testing.assert_allclose(found[1, 2], want, atol=1e-6)
 
@@ -186,8 +187,8 @@ def test_uniform_attention_is_as_far_as_the_mean_of_all_keys(rows, cols, k):
 def test_attention_to_oneself_is_at_no_distance(rows, cols, k):
     where, n = grid_of(rows, cols), rows * cols
     own = torch.eye(n).expand(1, 1, 2, n, n)
-    assert float(top(own, where, k).abs().max()) < 1e-6
-    assert float(mean(own, where).abs().max()) < 1e-6
+    assert float(top_distance(own, where, k).abs().max()) < 1e-6
+    assert float(mean_distance(own, where).abs().max()) < 1e-6
 
 
 @given(st.integers(2, 4), st.integers(2, 4), st.integers(1, 20), st.integers(0, 2**32))
@@ -195,7 +196,7 @@ def test_top_keys_one_by_one(rows, cols, k, seed):
     """As a loop over queries does it; and in whatever order the keys come."""
     rng, where, n = np.random.default_rng(seed), grid_of(rows, cols), rows * cols
     weights = torch.from_numpy(rng.dirichlet(np.ones(n), (1, 1, 2, n)))
-    found = top(weights, where, k)
+    found = top_distance(weights, where, k)
     points = np.array(list(product(range(rows), range(cols))))
     for head, q in product(range(2), range(n)):
         best = np.argsort(-weights[0, 0, head, q].numpy())[:k]
@@ -204,7 +205,9 @@ def test_top_keys_one_by_one(rows, cols, k, seed):
     order = torch.from_numpy(rng.permutation(n))
     turned = Places(where.grid, where.queries, where.keys[:, order], where.real, where.pairs[:, :, order])
     torch.testing.assert_close(
-        top(weights.round(decimals=1)[..., order], turned, k), top(weights.round(decimals=1), where, k), equal_nan=True
+        top_distance(weights.round(decimals=1)[..., order], turned, k),
+        top_distance(weights.round(decimals=1), where, k),
+        equal_nan=True,
     )
 
 
@@ -242,10 +245,10 @@ def test_reach_of_a_network():
     )
     net = sf.supernet(space, 5).train()
     x = torch.randn(6, 3, 32, 32)
-    rows = reach(net, [x])
+    rows = attention_distances(net, [x])
     assert [row["block"] for row in rows] == ["1-1", "1-2"]  # the third is class attention
     assert net.training
-    apart = reach(net, x.split(2))
+    apart = attention_distances(net, x.split(2))
     for row, other in zip(rows, apart, strict=True):
         assert row["patch"] == 8
         assert row["heads"] == len(row["by_head"]["top5"]) == 2
@@ -255,7 +258,7 @@ def test_reach_of_a_network():
         assert 0 < low <= middle <= high <= 8 * math.hypot(3, 3)
     one = next(attended(net, x))
     assert isinstance(one, Attended)
-    assert rows[0]["top10"] == pytest.approx(8 * float(top(one.weights, one.places, 10).mean()))
+    assert rows[0]["top10"] == pytest.approx(8 * float(top_distance(one.weights, one.places, 10).mean()))
     assert (
         list(
             attended(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superformer.data import Pictures, eval_batches, load, steps_per_epoch, train_batches
-from superformer.data.augment import Share, seeded, shift_batch
-from superformer.data.batches import Ahead, _Varied
+from superformer.data.augment import RankShare, seeded, shift_batch
+from superformer.data.batches import Prefetcher, _TimmPictures
 from superformer.data.stores import Arrays
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data, Mix
@@ -128,17 +128,17 @@ def test_shift_moves_and_mirrors():
     square = torch.zeros(400, 3, 8, 8, dtype=torch.uint8)
     square[:, :, 3, 2] = 255
     data = Data(augment="shift", shift=0.25, mirror=0.5, mean=(0.0,), std=(1.0,))
-    out = shift_batch(square, data, np.random.default_rng(0), 400, Share())
+    out = shift_batch(square, data, np.random.default_rng(0), 400, RankShare())
     assert torch.equal(out.sum((2, 3)), torch.ones(400, 3))
     _, ys, xs = out[:, 0].nonzero(as_tuple=True)
     assert set(ys.tolist()) == {1, 2, 3, 4, 5}
     assert set(xs.tolist()) == {0, 1, 2, 3, 4} | {3, 4, 5, 6, 7}
     still = shift_batch(
-        square, data.model_copy(update={"shift": 0, "mirror": 0}), np.random.default_rng(0), 400, Share()
+        square, data.model_copy(update={"shift": 0, "mirror": 0}), np.random.default_rng(0), 400, RankShare()
     )
     assert torch.equal(still, square / 255)
     mirrored = shift_batch(
-        square, data.model_copy(update={"shift": 0, "mirror": 1}), np.random.default_rng(0), 400, Share()
+        square, data.model_copy(update={"shift": 0, "mirror": 1}), np.random.default_rng(0), 400, RankShare()
     )
     assert torch.equal(mirrored, square.flip(-1) / 255)
     assert square.sum() == 400 * 3 * 255
@@ -147,7 +147,7 @@ def test_shift_moves_and_mirrors():
 def test_shift_erases_a_box_in_as_many_pictures_as_asked():
     square = torch.zeros(1000, 3, 16, 16, dtype=torch.uint8)
     data = Data(augment="shift", shift=0, mirror=0, erase=0.3, mean=(0.0,), std=(1.0,))
-    out = shift_batch(square, data, np.random.default_rng(0), 1000, Share())
+    out = shift_batch(square, data, np.random.default_rng(0), 1000, RankShare())
     hit = out[:, 0] != 0
     assert 250 < hit.any(2).any(1).sum() < 350
     for one in hit[hit.any(2).any(1)][:50]:
@@ -189,7 +189,7 @@ def test_small_pictures_grow_to_the_input(augment):
 
 def test_workers_may_be_started_anew():
     """Where processes are not forked, what they need is pickled."""
-    here = _Varied(varied(), TIMM, SIZE, 0, 0)
+    here = _TimmPictures(varied(), TIMM, SIZE, 0, 0)
     there = pickle.loads(pickle.dumps(here))
     assert torch.equal(here[3, 1], there[3, 1])
 
@@ -201,15 +201,15 @@ def test_evaluation_leaves_nothing_out_and_keeps_its_squares():
     p = varied()
     labels = torch.cat([y for _, y in eval_batches(p, PLAIN, SIZE, 16)])
     assert labels.tolist() == p.labels.tolist()
-    kept = next(iter(p._frames.values()))
+    kept = next(iter(p._squares.values()))
     list(eval_batches(p, PLAIN, SIZE, 16))
-    assert next(iter(p._frames.values())) is kept
+    assert next(iter(p._squares.values())) is kept
 
 
 def test_a_limited_evaluation_cuts_few_pictures_and_always_the_same():
     p, other = varied(), varied()
     first, again = (list(eval_batches(p, PLAIN, SIZE, 4, limit=9)) for _ in range(2))
-    assert not p._frames
+    assert not p._squares
     list(eval_batches(other, PLAIN, SIZE, 50))
     for (x, y), *more in zip(first, again, eval_batches(other, PLAIN, SIZE, 4, limit=9), strict=True):
         assert all(torch.equal(x, x2) and torch.equal(y, y2) for x2, y2 in more)
@@ -222,7 +222,7 @@ def test_evaluation_without_memory_sees_the_same():
     small = Pictures(p.store, p.labels, p.classes, memory=0)
     for (x, _), (y, _) in zip(eval_batches(p, SHIFT, SIZE, 16), eval_batches(small, SHIFT, SIZE, 16), strict=True):
         assert torch.equal(x, y)
-    assert not small._frames
+    assert not small._squares
 
 
 # --- the iterator ---
@@ -261,7 +261,7 @@ def test_an_error_in_the_background_comes_to_the_front():
         yield 1
         raise SuperformerError("broken")
 
-    ahead = Ahead(items(), 3)
+    ahead = Prefetcher(items(), 3)
     assert next(ahead) == 1
     with pytest.raises(SuperformerError, match="broken"):
         next(ahead)

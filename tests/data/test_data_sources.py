@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torchvision import transforms
 
 from superformer.data import load
-from superformer.data.augment import Frame
+from superformer.data.augment import EvalTransform
 from superformer.data.dataset import Pictures
 from superformer.data.sources import resolve
 from superformer.data.stores import Packed, decode
@@ -188,18 +188,18 @@ def test_squares_of_large_pictures_are_those_of_timm(height, width, interpolatio
     theirs = (
         create_transform(16, interpolation=interpolation, crop_pct=0.8, mean=(0, 0, 0), std=(1, 1, 1))(smooth) * 255
     )
-    ours = Frame(16, 0.8, interpolation).cut(torch.from_numpy(np.array(smooth))[None])[0]
+    ours = EvalTransform(16, 0.8, interpolation)(torch.from_numpy(np.array(smooth))[None])[0]
     assert ours.shape == theirs.shape
     assert (ours.float() - theirs).abs().max() <= 2
 
 
 def test_small_pictures_lose_no_border():
     picture = torch.from_numpy(noise(8, 8))[None]
-    assert (Frame(8).cut(picture) == picture.permute(0, 3, 1, 2)).all()
-    assert Frame(16).cut(picture).shape == (1, 3, 16, 16)
+    assert (EvalTransform(8)(picture) == picture.permute(0, 3, 1, 2)).all()
+    assert EvalTransform(16)(picture).shape == (1, 3, 16, 16)
     corner = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     corner[:, :2, :2] = 255
-    assert Frame(16, interpolation="nearest").cut(corner)[0, 0, :4, :4].eq(255).all()
+    assert EvalTransform(16, interpolation="nearest")(corner)[0, 0, :4, :4].eq(255).all()
 
 
 def test_memory_decides_what_is_kept_but_not_the_order(tmp_path):
@@ -215,9 +215,9 @@ def test_memory_decides_what_is_kept_but_not_the_order(tmp_path):
     assert (whole.labels == small.labels).all()
     assert (whole.picture(5) == none.picture(5)).all()
     assert whole.fingerprint == small.fingerprint == none.fingerprint
-    frame = Frame(16)
-    assert (whole.frames(frame) == none.frames(frame)).all()
-    assert not none._frames
+    transform = EvalTransform(16)
+    assert (whole.squares(transform) == none.squares(transform)).all()
+    assert not none._squares
 
 
 def test_take_keeps_pictures_and_labels_together():
@@ -225,7 +225,7 @@ def test_take_keeps_pictures_and_labels_together():
     part = pictures.take([7, 3]).take([1])
     assert part.labels[0] == pictures.labels[3]
     assert (part.picture(0) == pictures.picture(3)).all()
-    assert (part.frames(Frame(8)) == pictures.frames(Frame(8), np.array([3]))).all()
+    assert (part.squares(EvalTransform(8)) == pictures.squares(EvalTransform(8), np.array([3]))).all()
 
 
 def test_the_fingerprint_notices_changes(tmp_path):
@@ -310,9 +310,9 @@ def test_pictures_that_do_not_decode(tmp_path):
     with pytest.warns(UserWarning, match=r"1 of 120 .*3.png"):
         part = Pictures(
             resolve(str(tmp_path)).train.store, resolve(str(tmp_path)).train.labels, ("cat", "dog")
-        ).squares(Frame(8))
+        ).cache_squares(EvalTransform(8))
     assert len(part) == 119
-    assert len(part.frames(Frame(8))) == 119
+    assert len(part.squares(EvalTransform(8))) == 119
     for i in range(10):
         (tmp_path / "dog" / f"{i}.png").write_bytes(b"broken")
     fails(tmp_path, "do not decode, more than 1%")
@@ -322,9 +322,11 @@ def test_a_truncated_picture_of_a_set_that_is_not_kept_is_grey(tmp_path):
     file = io.BytesIO()
     Image.fromarray(noise(50, 50)).save(file, "jpeg")
     half = np.frombuffer(file.getvalue()[: len(file.getvalue()) // 2], np.uint8)
-    part = Pictures(Packed(half, np.array([0, len(half)])), np.array([0]), ("a",), memory=0).squares(Frame(8))
+    part = Pictures(Packed(half, np.array([0, len(half)])), np.array([0]), ("a",), memory=0).cache_squares(
+        EvalTransform(8)
+    )
     with pytest.warns(UserWarning, match="grey stands in"):
-        assert (part.frames(Frame(8)) == 128).all()
+        assert (part.squares(EvalTransform(8)) == 128).all()
 
 
 @pytest.mark.parametrize(

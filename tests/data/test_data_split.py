@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superformer.data.dataset import split, subset
+from superformer.data.dataset import balanced_subset, split
 from superformer.errors import SuperformerError
 
 COUNTS = st.lists(st.integers(2, 40), min_size=2, max_size=6)
@@ -55,7 +55,7 @@ def test_a_class_that_is_too_small_is_named_with_what_to_do():
 @given(COUNTS, st.integers(1, 60))
 def test_a_subset_is_as_even_as_it_can_be(counts, n):
     labels = labelled(counts)
-    chosen = subset(labels, n)
+    chosen = balanced_subset(labels, n)
     assert len(set(chosen)) == len(chosen) == min(n, len(labels))
     assert (np.diff(chosen) > 0).all()
     taken = np.bincount(labels[chosen], minlength=len(counts))

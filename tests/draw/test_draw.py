@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import superformer as sf
-from superformer.draw.sketch import runs, sketch
+from superformer.draw.sketch import equal_runs, sketch
 from superformer.settings import amount
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import arch as published
@@ -216,7 +216,7 @@ def test_terminal(name, plain):
     text = sketch(arch, plain)
     lines = text.plain.splitlines()
     assert sum(line.startswith("Stage") for line in lines) == len(arch.stages)
-    assert len(lines) == 1 + sum(2 + len(runs(s.blocks)) for s in arch.stages)
+    assert len(lines) == 1 + sum(2 + len(equal_runs(s.blocks)) for s in arch.stages)
     if plain and name != "odd":
         assert text.plain.isascii()
     if name == "swin":
@@ -226,8 +226,8 @@ def test_terminal(name, plain):
 
 def test_amounts():
     assert [amount(v) for v in (0, 7, 999.9, 1234, 9.9999e8, 1.75e9)] == ["0", "7", "1 k", "1.23 k", "1 G", "1.75 G"]
-    assert runs([1, 1, 2, 1]) == [(0, 2), (2, 3), (3, 4)]
-    assert runs([]) == []
+    assert equal_runs([1, 1, 2, 1]) == [(0, 2), (2, 3), (3, 4)]
+    assert equal_runs([]) == []
 
 
 @pytest.mark.parametrize(

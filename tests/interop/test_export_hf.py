@@ -19,7 +19,7 @@ from helpers.exported import CLASSES, CROP, MEAN, SPACES, STD, stored
 from PIL import Image
 
 import superformer
-from superformer.data.augment import Frame
+from superformer.data.augment import EvalTransform
 from superformer.interop import huggingface as hf
 from superformer.interop import onnx
 from superformer.interop.export import export
@@ -152,7 +152,7 @@ def save_answers(file: Path, network: Stored, decoded: torch.Tensor) -> None:
     size = network.net.space.smallest().resolution
     x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
-    picture = (Frame(size, CROP).cut(decoded) / 255 - mean) / std
+    picture = (EvalTransform(size, CROP)(decoded) / 255 - mean) / std
     with torch.no_grad():
         tokens = network.net.forward_features(x)
         maps = network.net.forward_intermediates(x, intermediates_only=True)

@@ -148,7 +148,8 @@ def test_everything_is_drawn_without_network(run: Path, browser: Browser) -> Non
         sections = [
             shown.locator("section").nth(k).get_attribute("id") for k in range(shown.locator("section").count())
         ]
-        wanted = "found front comparison retrained latency bench progress evolution distributions training conflicts correlations weights "
+        wanted = "found front comparison retrained latency bench progress evolution distributions training conflicts "
+        wanted += "correlations weights "
         assert sections == [*wanted.split(), "searched", "repeat"]
         links = shown.locator("nav a").evaluate_all("all => all.map(a => a.getAttribute('href').slice(1))")
         assert links == sections
@@ -186,7 +187,8 @@ def test_a_click_draws_the_network(run: Path, browser: Browser) -> None:
         alone = """() => {
             const dots = [...document.querySelectorAll("#front-chart > svg circle.point")];
             const all = dots.map(p => [p, +p.getAttribute("cx"), +p.getAttribute("cy")]);
-            const away = ([p, x, y]) => Math.min(...all.filter(o => o[0] !== p).map(o => Math.hypot(o[1] - x, o[2] - y)));
+            const far = (o, x, y) => Math.hypot(o[1] - x, o[2] - y);
+            const away = ([p, x, y]) => Math.min(...all.filter(o => o[0] !== p).map(o => far(o, x, y)));
             const best = all.filter(o => !o[0].classList.contains("front")).sort((a, b) => away(b) - away(a))[0];
             return best[0].dataset.point;
         }"""

@@ -7,7 +7,12 @@ Two pairs of rankings:
 * `against_standalone`, what the supernet is for: the same accuracy against that of the network trained by itself.
 
 Eq. 16 (Kendall) has no ties ("the ranks are distinct integers"); accuracies on few pictures have many, so this is
-tau-b, which is eq. 16 where there are none."""
+tau-b, which is eq. 16 where there are none.
+
+And several searches, or several runs: how much of what was found is chance. Of the fronts: the best accuracy within a
+budget (mean and spread over the seeds, at as many budgets as wanted: the empirical attainment), and the hypervolume up
+to one shared reference. Of the architectures on them: how many are the same, and how far the others are apart, choice
+by choice."""
 
 from __future__ import annotations
 
@@ -24,7 +29,8 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from scipy import stats
 
-from superformer.analysis.subject import Standalone, Subject, standalone
+from superformer.analysis.settings import Settings
+from superformer.analysis.subject import Standalone, Subject
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.evaluation.evaluator import Score
 from superformer.progress import each, quiet
@@ -44,8 +50,12 @@ Floats = NDArray[np.float64]
 LEVEL = 0.95
 DRAWS = 1000
 """Resamples of a confidence interval."""
-AGAIN = 8
+OVERSAMPLING = 8
 """Architectures drawn for each that is wanted, so that enough of them differ."""
+MAXIMISE = (True, False)
+"""Accuracy, not MACs."""
+BUDGETS = 20
+"""At which the attainment is told."""
 
 COEFFICIENTS: dict[str, Callable[[Floats, Floats], Any]] = {
     "pearson": stats.pearsonr,
@@ -140,53 +150,45 @@ class Drawn:
     group: str
 
 
-def spread(subject: Subject, n: int, groups: int, seed: int = 0) -> list[Drawn]:
-    """``n`` different architectures, an equal number in each of ``groups`` ranges of MACs of equal width (ViTAS v2,
+def drawn_over_macs(subject: Subject, settings: Settings) -> list[Drawn]:
+    """Different architectures, an equal number in each of ``settings.groups`` ranges of MACs of equal width (ViTAS v2,
     section 6.4: 2,000 in 8 ranges). A range without any architecture is left out, and one with few gives as many as it
     has."""
-    if groups < 1 or n < groups:
+    n, groups = settings.architectures, settings.groups
+    if n < groups:
         raise SuperformerError(f"{n} architectures cannot be drawn in {groups} groups: each needs at least one")
-    space, rng, out = subject.space, np.random.default_rng([seed, 8]), []
+    space, rng, out = subject.space, np.random.default_rng([settings.seed, 8]), []
     least, most = Exact.of(space, ("macs",), subject.net.num_classes, None).range["macs"]
     for k, (low, high) in enumerate(itertools.pairwise(np.linspace(least, most, groups + 1))):
-        want, ends = (
-            n // groups + (k < n % groups),
-            (float(low), float(high) if k == groups - 1 else float(np.nextafter(high, 0))),
-        )
+        want = n // groups + (k < n % groups)
+        ends = (float(low), float(high) if k == groups - 1 else float(np.nextafter(high, 0)))
         try:
-            archs = space.sample(AGAIN * want, rng, macs=ends, num_classes=subject.net.num_classes)
+            archs = space.sample(OVERSAMPLING * want, rng, macs=ends, num_classes=subject.net.num_classes)
         except InfeasibleError:
             continue
-        some = list({arch.key: arch for arch in reversed(archs)}.values())[::-1][:want]
+        some = list({arch.key: arch for arch in reversed(archs)}.values())[::-1][:want]  # each once
         out += [Drawn(a, m, f"{amount(low)} to {amount(high)}") for a, m in zip(some, subject.macs(some), strict=True)]
     return out
 
 
-def against_macs(
-    subject: Subject, n: int, groups: int, seed: int = 0, console: Console | None = None
-) -> dict[str, Any]:
+def against_macs(subject: Subject, settings: Settings, console: Console | None = None) -> dict[str, Any]:
     """Accuracy in the supernet against MACs (figure 5); the points are (MACs, accuracy)."""
-    drawn = spread(subject, n, groups, seed)
+    drawn = drawn_over_macs(subject, settings)
     scores = subject.inherited([d.arch for d in drawn], console)
     points = [(float(d.macs), score) for d, score in zip(drawn, scores, strict=True)]
-    return correlate("MACs and accuracy in the supernet", points, [d.group for d in drawn], seed)
+    return correlate("MACs and accuracy in the supernet", points, [d.group for d in drawn], settings.seed)
 
 
 def against_standalone(
-    subject: Subject,
-    n: int,
-    groups: int,
-    epochs: float,
-    train: Standalone = standalone,
-    seed: int = 0,
-    console: Console | None = None,
+    subject: Subject, settings: Settings, epochs: float, train: Standalone, console: Console | None = None
 ) -> dict[str, Any]:
     """Accuracy in the supernet against that of the same networks trained by themselves for ``epochs``; and their
     table."""
-    drawn = spread(subject, n, groups, seed)
+    drawn = drawn_over_macs(subject, settings)
     scores = subject.inherited([d.arch for d in drawn], console)
     alone = [train(subject.run, d.arch, "scratch", epochs) for d in each(drawn, "training by itself", console)]
-    found = correlate("supernet and stand-alone", list(zip(scores, alone, strict=True)), [d.group for d in drawn], seed)
+    points, groups = list(zip(scores, alone, strict=True)), [d.group for d in drawn]
+    found = correlate("supernet and stand-alone", points, groups, settings.seed)
     rows = [
         {"key": d.arch.key, "macs": d.macs, "group": d.group, "supernet": score, "standalone": own}
         for d, score, own in zip(drawn, scores, alone, strict=True)
@@ -194,16 +196,7 @@ def against_standalone(
     return {**found, "epochs": epochs, "table": rows}
 
 
-# Several searches, or several runs: how much of what was found is chance.
-#
-# Of the fronts: the best accuracy within a budget (mean and spread over the seeds, at as many budgets as wanted: the
-# empirical attainment), and the hypervolume up to one shared reference. Of the architectures on them: how many are
-# the same, and how far the others are apart, choice by choice.
-
-
-MAXIMISE = (True, False)
-BUDGETS = 20
-"""At which the attainment is told."""
+# --- several searches ---
 
 
 @dataclass(frozen=True)
@@ -232,37 +225,32 @@ def fronts(folders: Iterable[str | Path]) -> list[Front]:
     for folder in folders:
         rows = Run.open(folder).front()["front"]
         accuracy, macs = (np.asarray([row[name] for row in rows], dtype=np.float64) for name in ("accuracy", "macs"))
-        found.append(Front.of([_arch(row["arch"]) for row in rows], accuracy, macs))
+        found.append(Front.of([Arch.from_json(json.dumps(row["arch"])) for row in rows], accuracy, macs))
     return found
 
 
-def _arch(plain: Mapping[str, Any]) -> Arch:
-    return Arch.from_json(json.dumps(plain))
-
-
-def searched(
+def search_front(
     subject: Subject,
     seed: int,
     limits: Limits | None = None,
-    which: str | None = None,
+    method: str | None = None,
     changes: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> Front:
     """The front of one search of a run with a seed, and of nothing else that its history knows. What the history knows
     is not evaluated again, and everything new is kept there; ``front.json`` stays as it is."""
-    task = ready(subject.run, dict(limits or {}), which, Options(seed=seed), dict(changes or {}), lambda text: None)
+    task = ready(subject.run, dict(limits or {}), method, Options(seed=seed), dict(changes or {}), lambda text: None)
     archs: list[Arch] = []
     found: list[Score] = []
     with subject.run.lock(), subject.history() as history:
         for told in shown(rounds(task, subject.judge(), history, World.join()), quiet(console)):
             archs += told.archs
             found += told.scores
-    return Front.of(
-        archs, np.asarray([score.accuracy for score in found]), np.asarray(subject.macs(archs), dtype=np.float64)
-    )
+    accuracy = np.asarray([score.accuracy for score in found])
+    return Front.of(archs, accuracy, np.asarray(subject.macs(archs), dtype=np.float64))
 
 
-def summary(found: Sequence[Front], space: Space, budgets: Sequence[float] = ()) -> dict[str, Any]:
+def fronts_summary(found: Sequence[Front], space: Space, budgets: Sequence[float] = ()) -> dict[str, Any]:
     """What several fronts have in common. The reference of the hypervolume is the worst of all fronts in both
     objectives."""
     if len(found) < 2 or not all(len(front.archs) for front in found):
@@ -273,11 +261,12 @@ def summary(found: Sequence[Front], space: Space, budgets: Sequence[float] = ())
     reference = (float(accuracy.min()), float(macs.max()))
     volumes = [pareto.hypervolume(np.stack([f.accuracy, f.macs], 1), MAXIMISE, reference) for f in found]
     ends = budgets or np.geomspace(max(float(f.macs.min()) for f in found), macs.max(), BUDGETS).tolist()
+    best = [float(f.accuracy.max()) for f in found]
     return {
         "seeds": len(found),
         "reference": {"accuracy": reference[0], "macs": reference[1]},
         "hypervolume": {**_spread(volumes), "each": volumes},
-        "best": {**_spread([float(f.accuracy.max()) for f in found]), "each": [float(f.accuracy.max()) for f in found]},
+        "best": {**_spread(best), "each": best},
         "attainment": [{"macs": float(end), **_spread([f.best(end) for f in found])} for end in ends],
         "overlap": overlap([f.archs for f in found], space),
     }
@@ -289,16 +278,8 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
     if not len(real):
         return {"n": 0}
     std = float(real.std(ddof=1)) if len(real) > 1 else 0.0
-    return {
-        "n": len(real),
-        "mean": float(real.mean()),
-        "std": std,
-        "least": float(real.min()),
-        "most": float(real.max()),
-    }
-
-
-# --- the architectures ---
+    ends = {"least": float(real.min()), "most": float(real.max())}
+    return {"n": len(real), "mean": float(real.mean()), "std": std, **ends}
 
 
 def overlap(found: Sequence[Sequence[Arch]], space: Space) -> dict[str, Any]:
@@ -322,19 +303,19 @@ def overlap(found: Sequence[Sequence[Arch]], space: Space) -> dict[str, Any]:
     }
 
 
-def _gaps(space: Space, rows: Genes, others: Genes) -> NDArray[np.float64]:
+def _gaps(space: Space, rows: Genes, others: Genes) -> Floats:
     """How far each row's genes are from those of the nearest other row, as shares of their ranges; not a number where
     one has no such block."""
     steps = np.maximum(np.asarray(space.bounds, dtype=np.float64) - 1, 1)
     both = alive(space, rows)[:, None] & alive(space, others)
     apart = np.where(both, np.abs(rows[:, None] - others) / steps, np.nan)
     nearest = _mean(apart).argmin(1)
-    out: NDArray[np.float64] = apart[np.arange(len(rows)), nearest]
+    out: Floats = apart[np.arange(len(rows)), nearest]
     return out
 
 
-def _mean(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean(gaps: Floats) -> Floats:
     """Over the genes that both have; as far as can be where they have none."""
     count = (~np.isnan(gaps)).sum(-1)
-    out: NDArray[np.float64] = np.where(count > 0, np.nansum(gaps, -1) / np.maximum(count, 1), 1.0)
+    out: Floats = np.where(count > 0, np.nansum(gaps, -1) / np.maximum(count, 1), 1.0)
     return out

@@ -1,7 +1,13 @@
-"""Error distribution functions of spaces (S3, figure 6; Radosavovic et al., "Designing Network Design Spaces", eq. 1).
+"""How errors spread over a space, and how often gradients conflict.
 
-A space is better than another if more of its networks have errors below any bound. The networks are random ones of the
-space, with the weights they inherit, on the search split."""
+Error distribution functions (S3, figure 6; Radosavovic et al., "Designing Network Design Spaces", eq. 1): a space is
+better than another if more of its networks have errors below any bound. The networks are random ones of the space, with
+the weights they inherit, on the search split.
+
+Conflicts (NASViT, table 4): how often the gradients of the largest network and of the others point in opposite
+directions, layer by layer. Training measures the cosine of both for each layer every ``watch.conflicts`` steps
+(`superformer.train.optimizer.conflict`) and writes it to ``metrics.jsonl``. The ratio of a layer in an epoch is the
+share of its measurements there that are negative; the paper takes all layers and all pictures of an epoch together."""
 
 from __future__ import annotations
 
@@ -16,11 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from superformer.analysis.subject import DRAWN, Subject
+from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
 from superformer.runs.folder import Run
 
 Limit = tuple[float | None, float | None]
+ALL_LAYERS = "all"
+"""The layers together: table 4."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +51,28 @@ class Distribution:
 
     def to_dict(self) -> dict[str, Any]:
         low, middle, high = np.percentile(self.errors, (5, 50, 95))
-        return {
-            "name": self.name, "errors": list(self.errors), "mean": float(np.mean(self.errors)), "median": float(middle),
-            "low": float(low), "high": float(high),
-        }  # fmt: skip
+        figures = {"mean": np.mean(self.errors), "median": middle, "low": low, "high": high}
+        return {"name": self.name, "errors": list(self.errors), **{name: float(v) for name, v in figures.items()}}
 
 
-def known(subject: Subject) -> list[float]:
+def known_errors(subject: Subject) -> list[float]:
     """The errors of the random architectures that the history knows.
 
     Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all
     together, every choice is uniform, as in a draw from the space itself."""
-    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == DRAWN]
+    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == RANDOM_KIND]
 
 
-def drawn(
+def sampled_errors(
     subject: Subject, n: int, seed: int = 0, macs: Limit | None = None, console: Console | None = None
 ) -> list[float]:
     """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not
     evaluated again."""
     archs = subject.space.sample(n, np.random.default_rng([seed, 6]), macs=macs, num_classes=subject.net.num_classes)
-    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, DRAWN)]
+    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, RANDOM_KIND)]
 
 
-def folders(folder: str | Path) -> list[tuple[str, Path]]:
+def trained_spaces(folder: str | Path) -> list[tuple[str, Path]]:
     """The trained runs of a folder: itself, or where the space evolved (`superformer.search.space_evolution`) one for
     each space, first to last."""
     folder = Path(folder)
@@ -87,75 +93,57 @@ def distributions(
     """A distribution for each space of a run: of ``samples`` random architectures, or without it of those that its
     histories know."""
     found = []
-    for name, place in folders(folder):
+    for name, place in trained_spaces(folder):
         if samples is None and not Run(place).history_file.exists():
             continue
         subject = Subject.open(place)
-        errors = known(subject) if samples is None else drawn(subject, samples, seed, macs, console)
+        errors = known_errors(subject) if samples is None else sampled_errors(subject, samples, seed, macs, console)
         if errors:
             found.append(Distribution.of(name, errors))
     return found
 
 
-# How often the gradients of the largest network and of the others point in opposite directions, layer by layer
-# (NASViT, table 4).
-#
-# Training measures the cosine of both for each layer every ``watch.conflicts`` steps
-# (`superformer.train.optimizer.conflict`) and writes it to ``metrics.jsonl``. The ratio of a layer in an epoch is the
-# share of its measurements there that are negative; the paper takes all layers and all pictures of an epoch together.
+# --- conflicts of gradients ---
 
 
-ALL = "all"
-"""The layers together: table 4."""
-
-
-def steps_per_epoch(lines: Iterable[Mapping[str, Any]]) -> float:
-    """As the lines of training tell it, which give both the step and the epoch."""
-    return next(
-        (line["step"] / line["epoch"] for line in lines if line.get("kind") == "step" and line["epoch"] > 0), math.inf
-    )
-
-
-def ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> list[dict[str, Any]]:
+def conflict_ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> list[dict[str, Any]]:
     """Rows of layer, epoch (from 1) and ratio, from the lines of a run's metrics. ``by="stage"`` takes the layers of a
-    stage together.
-
-    The rows of each epoch end with that of all layers.
-    """
+    stage together. The rows of each epoch end with that of all layers."""
     lines = list(lines)
-    length = steps_per_epoch(lines)
+    steps = (line for line in lines if line.get("kind") == "step" and line["epoch"] > 0)
+    steps_per_epoch = next((line["step"] / line["epoch"] for line in steps), math.inf)
     signs: dict[int, dict[str, list[bool]]] = {}
     for line in lines:
         if line.get("kind") != "conflict":
             continue
-        epoch = 1 + int((line["step"] - 1) / length + 1e-9)
+        epoch = 1 + int((line["step"] - 1) / steps_per_epoch + 1e-9)
         for layer, cosine in line["layers"].items():
-            for name in (layer if by == "layer" else stage(layer), ALL):
+            for name in (layer if by == "layer" else _stage(layer), ALL_LAYERS):
                 signs.setdefault(epoch, {}).setdefault(name, []).append(cosine < 0)
     return [
         {"layer": name, "epoch": epoch, "ratio": sum(found) / len(found), "measured": len(found)}
         for epoch, own in sorted(signs.items())
-        for name, found in sorted(own.items(), key=lambda item: _place(item[0]))
+        for name, found in sorted(own.items(), key=lambda item: _network_order(item[0]))
     ]
 
 
-def stage(layer: str) -> str:
+def conflict_table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[int], list[list[float | None]]]:
+    """The layers, the epochs, and the ratio of each layer (a row) in each epoch; None where it was not measured."""
+    known = {(row["layer"], row["epoch"]): float(row["ratio"]) for row in rows}
+    layers = sorted({layer for layer, _ in known}, key=_network_order)
+    epochs = sorted({epoch for _, epoch in known})
+    return layers, epochs, [[known.get((layer, epoch)) for epoch in epochs] for layer in layers]
+
+
+def _stage(layer: str) -> str:
     """The stage of a layer, or the layer itself outside of all stages."""
     found = re.match(r"stages\.(\d+)", layer)
     return f"stage {int(found[1]) + 1}" if found else layer
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[int], list[list[float | None]]]:
-    """The layers, the epochs, and the ratio of each layer (a row) in each epoch; None where it was not measured."""
-    known = {(row["layer"], row["epoch"]): float(row["ratio"]) for row in rows}
-    layers = sorted({layer for layer, _ in known}, key=_place)
-    epochs = sorted({epoch for _, epoch in known})
-    return layers, epochs, [[known.get((layer, epoch)) for epoch in epochs] for layer in layers]
-
-
-def _place(name: str) -> tuple[int, list[int | str]]:
+def _network_order(name: str) -> tuple[int, list[int | str]]:
     """In the order of the network: what comes before the stages, the stages (their entry first), what comes after, all
     of them."""
     first = name.startswith(("stem", "cls", "pos", "proj"))
-    at = 4 if name == ALL else 1 if name.startswith("stage") else 0 if first else 3
+    at = 4 if name == ALL_LAYERS else 1 if name.startswith("stage") else 0 if first else 3
     return at, [int(part) if part.isdigit() else part.replace("enter", "") for part in re.split(r"(\d+)", name)]

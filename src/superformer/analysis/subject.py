@@ -1,4 +1,7 @@
-"""A trained run as analysis sees it: with its history, so that nothing is evaluated twice."""
+"""A trained run as analysis sees it: with its history, so that nothing is evaluated twice; and its sub-networks trained
+by themselves, in ``DIR/standalone/KEY/WEIGHTS-EPOCHS``.
+
+Killed, the same call goes on; called again, it reads the accuracy from that run's own history."""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ from superformer.search.scores import accuracies, history_of
 from superformer.space.arch import Arch
 from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
 
-DRAWN = "space"
+RANDOM_KIND = "space"
 """How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
 alike)."""
+FINETUNING_LR = 0.1
+"""Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
 
 
 class Subject(Opened):
@@ -46,28 +51,15 @@ class Subject(Opened):
 
     def inherited(self, archs: Sequence[Arch], console: Console | None = None, kind: str = "") -> list[float]:
         """The accuracy on the search split with the weights of the run; kept in its history as soon as it is known."""
-        parts, judge, world = (
-            [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)],
-            self.judge(),
-            World.join(),
-        )
+        groups = [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)]
+        judge, world, found = self.judge(), World.join(), []
         with self.run.lock(), self.history() as history:
-            found = [
-                accuracies(part, judge, history, world, kind=kind)[0] for part in each(parts, "evaluating", console)
-            ]
-        return [score for part in found for score in part]
+            for group in each(groups, "evaluating", console):
+                found += accuracies(group, judge, history, world, kind=kind)[0]
+        return found
 
     def macs(self, archs: Sequence[Arch]) -> list[int]:
         return [int(n) for n in cost(self.space, archs, self.net.num_classes).macs]
-
-
-# A sub-network trained by itself, in ``DIR/standalone/KEY/WEIGHTS-EPOCHS``, and its accuracy on the search split.
-#
-# Killed, the same call goes on; called again, it reads the accuracy from that run's own history.
-
-
-FINE = 0.1
-"""Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
 
 
 class Standalone(Protocol):
@@ -87,12 +79,12 @@ def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
     own = Run(home / f"{weights}-{epochs:g}")
     if not own.supernet_file.exists():
         start = kept(run, arch, home / "inherited") if weights == "finetuned" else None
-        trained(run, _recipe(run, arch, weights, epochs), own.folder, start)
+        trained(run, _standalone_recipe(run, arch, weights, epochs), own.folder, start)
     subject = Subject.open(own.folder)
     return subject.inherited([subject.space.smallest()])[0]
 
 
-def _recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
+def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
     """The run's recipe for one network: as many epochs as asked, the warm-up as long a share of them, one look at the
     end."""
     recipe, fine, size = run.recipe(), weights == "finetuned", run.facts()["img_size"]
@@ -100,26 +92,25 @@ def _recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
     warmup = 0.0 if fine else own.warmup_epochs * epochs / recipe.train.epochs
     part = {
         "img_size": None if size == arch.resolution else size,  # pictures as the supernet saw them
-        "optimizer": {"lr": own.lr * (FINE if fine else 1), "warmup_epochs": warmup},
+        "optimizer": {"lr": own.lr * (FINETUNING_LR if fine else 1), "warmup_epochs": warmup},
         "train": {"epochs": float(epochs)},
         "watch": {"every": float(epochs), "networks": 0},
     }
     return Recipe.model_validate(overlaid(single(recipe.model_dump(mode="json"), weights, only(arch)), part))
 
 
-# Inherited against fine-tuned against trained from scratch (S3, figure 5): is a sub-network's accuracy in the
-# supernet a fair guess?
-
-
-def compare(
+def compare_weights(
     subject: Subject,
     archs: Sequence[Arch],
     epochs: float,
     train: Standalone = standalone,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each architecture: its accuracy on the search split with inherited weights, fine-tuned for ``epochs``,
-    and trained from scratch for as many. (S3 takes 10 random architectures.)"""
+    """Inherited against fine-tuned against trained from scratch (S3, figure 5): is a sub-network's accuracy in the
+    supernet a fair guess?
+
+    A row for each architecture: its accuracy on the search split with inherited weights, fine-tuned for ``epochs``, and
+    trained from scratch for as many. (S3 takes 10 random architectures.)"""
     scores, costs = subject.inherited(archs, console), subject.macs(archs)
     rows = []
     for arch, score, macs in each(list(zip(archs, scores, costs, strict=True)), "training three ways", console):

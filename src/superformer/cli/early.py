@@ -65,7 +65,7 @@ def retrain(folder: str, arch: str, changes: Sequence[str]) -> None:
 
 def analyse(folder: str, parts: Sequence[str], changes: Mapping[str, Any]) -> None:
     """A part or a setting that is not there."""
-    from superformer.analysis.parts import chosen
+    from superformer.analysis.settings import chosen
 
     run(folder)
     chosen(parts, changes)

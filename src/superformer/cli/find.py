@@ -165,7 +165,7 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
 
     parts, changes = [w for w in words or [] if "=" not in w], dict(word(w) for w in words or [] if "=" in w)
     early.analyse(run, parts, changes)
-    from superformer.analysis import analyse as run_analysis
+    from superformer.analysis.run import analyse as run_analysis
 
     found = run_analysis(run, Console(quiet=True) if as_json else console, parts, changes)
     if as_json:

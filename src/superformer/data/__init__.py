@@ -5,7 +5,7 @@ figure alone."""
 
 from __future__ import annotations
 
-from superformer.data.batches import Ahead, Batch, eval_batches, steps_per_epoch, train_batches
+from superformer.data.batches import Batch, Prefetcher, eval_batches, steps_per_epoch, train_batches
 from superformer.data.dataset import DataSet, Pictures, load
 
-__all__ = ["Ahead", "Batch", "DataSet", "Pictures", "eval_batches", "load", "steps_per_epoch", "train_batches"]
+__all__ = ["Batch", "DataSet", "Pictures", "Prefetcher", "eval_batches", "load", "steps_per_epoch", "train_batches"]

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from superformer.data import augment, mix
-from superformer.data.augment import Frame, Share, TimmTransform, generator
+from superformer.data import augment
+from superformer.data.augment import EvalTransform, RankShare, generator, normalise
 from superformer.data.dataset import Pictures
+from superformer.data.mix import check_mixing, mix_batch
 from superformer.data.stores import Ints
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data, Mix
@@ -48,8 +48,12 @@ class Batch:
             raise SuperformerError(
                 f"a process's batch of {len(self.x)} cannot be computed in {n} equal parts: change train.accumulate"
             )
-        own = (self.x, self.target, self.labels, self.patches)
-        return [Batch(*(None if t is None else t[m::n].to(device, non_blocking=True) for t in own)) for m in range(n)]  # type: ignore[arg-type]
+
+        def part(m: int) -> list[Tensor]:
+            tensors = (self.x, self.target, self.labels, self.patches)
+            return [t[m::n].to(device, non_blocking=True) for t in tensors if t is not None]
+
+        return [Batch(*part(m)) for m in range(n)]
 
 
 def steps_per_epoch(pictures: int, batch_size: int) -> int:
@@ -60,6 +64,21 @@ def steps_per_epoch(pictures: int, batch_size: int) -> int:
             f"a batch of {batch_size} is larger than the training set of {pictures} pictures: lower train.batch_size"
         )
     return pictures // batch_size
+
+
+def eval_batches(
+    pictures: Pictures, settings: Data, img_size: int, batch_size: int, limit: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Normalised pictures and labels, none left out; with ``limit``, always the same so many, the classes as equal in
+    number as can be.
+
+    The uint8 squares are cut once and kept with the pictures, if they fit, for the next network."""
+    augment.check_normalisation(settings)
+    transform = EvalTransform(img_size, settings.crop, settings.interpolation)
+    chosen = pictures if limit is None else pictures.subset(limit)
+    for start in range(0, len(chosen), batch_size):
+        part = np.arange(start, min(start + batch_size, len(chosen)))
+        yield normalise(chosen.squares(transform, part), settings), torch.from_numpy(chosen.labels[part])
 
 
 def train_batches(
@@ -75,7 +94,7 @@ def train_batches(
     rank: int = 0,
     world: int = 1,
     patch_grid: int | None = None,
-) -> Ahead[Batch]:
+) -> Prefetcher[Batch]:
     """The batches of an epoch from step ``start`` on, prepared in the background.
 
     ``batch_size`` is that of all ranks; rank r gets pictures r, r + world, ... of every batch, so that each of the
@@ -84,25 +103,22 @@ def train_batches(
     was waited for (``waited``)."""
     if batch_size % world:
         raise SuperformerError(
-            f"a batch of {batch_size} cannot be shared by {world} processes: make train.batch_size a multiple of {world}"
+            f"a batch of {batch_size} cannot be shared by {world} processes: "
+            f"make train.batch_size a multiple of {world}"
         )
-    augment.check(settings)
-    mix.check(mixing, batch_size, world, img_size, patch_grid)
+    augment.check_normalisation(settings)
+    check_mixing(mixing, batch_size, world, img_size, patch_grid)
     steps = range(start, steps_per_epoch(len(pictures), batch_size))
-    order = _Order(
-        generator(seed, "order", epoch).permutation(len(pictures)), settings.repeats, batch_size, Share(rank, world)
-    )
-    if settings.augment == "timm":
-        inputs = _timm_inputs(pictures, settings, img_size, seed, epoch, order, steps)
-    else:
-        inputs = _square_inputs(pictures, settings, img_size, seed, epoch, order, steps)
+    order = generator(seed, "order", epoch).permutation(len(pictures))
+    own = _Epoch(pictures, settings, img_size, seed, epoch, order, batch_size, RankShare(rank, world))
+    inputs = own.timm_inputs(steps) if settings.augment == "timm" else own.square_inputs(steps)
 
     def batches() -> Generator[Batch]:
         try:
             for step, x in zip(steps, inputs, strict=True):
-                labels = torch.from_numpy(pictures.labels[order.pictures(step)])
+                labels = torch.from_numpy(pictures.labels[own.pictures_of(step)])
                 rng = generator(seed, "mix", epoch, step)
-                targets = mix.mix_batch(x, labels, len(pictures.classes), mixing, rng, patch_grid)
+                targets = mix_batch(x, labels, len(pictures.classes), mixing, rng, patch_grid)
                 yield Batch(x, targets.image, labels, targets.patches)
         finally:
             inputs.close()
@@ -110,103 +126,82 @@ def train_batches(
     # timm without workers seeds the process's own generators for each picture: not beside a network that draws from
     # them.
     inline = settings.augment == "timm" and not settings.workers
-    return Ahead(batches(), len(steps), depth=0 if inline else 2)
-
-
-def eval_batches(
-    pictures: Pictures, settings: Data, img_size: int, batch_size: int, limit: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised pictures and labels, none left out; with ``limit``, always the same so many, the classes as equal in
-    number as can be.
-
-    The uint8 squares are cut once and kept with the pictures, if they fit, for the next network.
-    """
-    augment.check(settings)
-    frame = Frame(img_size, settings.crop, settings.interpolation)
-    chosen = pictures if limit is None else pictures.few(limit)
-    for start in range(0, len(chosen), batch_size):
-        part = np.arange(start, min(start + batch_size, len(chosen)))
-        yield augment.normalise(chosen.frames(frame, part), settings), torch.from_numpy(chosen.labels[part])
+    return Prefetcher(batches(), len(steps), depth=0 if inline else 2)
 
 
 @dataclass(frozen=True)
-class _Order:
-    """Which pictures each step takes: every picture of a permutation ``repeats`` times in a row, until as many are
-    taken as there are."""
+class _Epoch:
+    """One epoch of one rank: which pictures each step takes, and how they become inputs.
 
-    permutation: Ints
-    repeats: int
+    Every picture of the ``order`` comes ``settings.repeats`` times in a row, until as many are taken as there are."""
+
+    pictures: Pictures
+    settings: Data
+    img_size: int
+    seed: int
+    epoch: int
+    order: Ints
     batch: int
-    share: Share
+    share: RankShare
 
     def _places(self, step: int) -> Ints:
-        return np.arange(step * self.batch, (step + 1) * self.batch)[self.share.of]
+        return np.arange(step * self.batch, (step + 1) * self.batch)[self.share.rows]
 
-    def pictures(self, step: int) -> Ints:
-        return self.permutation[self._places(step) // self.repeats]
+    def pictures_of(self, step: int) -> Ints:
+        return self.order[self._places(step) // self.settings.repeats]
 
-    def repeat(self, step: int) -> Ints:
-        return self._places(step) % self.repeats
+    def square_inputs(self, steps: Sequence[int]) -> Generator[Tensor]:
+        """none and shift: squares of the evaluation transform, so that things have the same size in training and
+        evaluation."""
+        transform = EvalTransform(self.img_size, self.settings.crop, self.settings.interpolation)
+        for step in steps:
+            squares = self.pictures.squares(transform, self.pictures_of(step))
+            if self.settings.augment == "none":
+                yield normalise(squares, self.settings)
+            else:
+                rng = generator(self.seed, "shift", self.epoch, step)
+                yield augment.shift_batch(squares, self.settings, rng, self.batch, self.share)
+
+    def timm_inputs(self, steps: Sequence[int]) -> Generator[Tensor]:
+        """timm: whole pictures varied one by one, in worker processes. They end with the epoch: a fork costs less than
+        keeping them."""
+        repeats = self.settings.repeats
+        keys = [
+            list(zip(self.pictures_of(s).tolist(), (self._places(s) % repeats).tolist(), strict=True)) for s in steps
+        ]
+        loader = DataLoader(
+            _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.epoch),
+            batch_sampler=keys,
+            num_workers=min(self.settings.workers, len(keys)),
+            collate_fn=torch.stack,
+            generator=torch.Generator().manual_seed(0),  # or else it would draw from the process's own
+        )
+
+        def inputs() -> Generator[Tensor]:
+            yield from loader
+
+        return inputs()
 
 
-def _square_inputs(
-    pictures: Pictures, settings: Data, img_size: int, seed: int, epoch: int, order: _Order, steps: Sequence[int]
-) -> Generator[Tensor]:
-    """none and shift: squares of the evaluation's frame, so that things have the same size in training and
-    evaluation."""
-    frame = Frame(img_size, settings.crop, settings.interpolation)
-    for step in steps:
-        squares = pictures.frames(frame, order.pictures(step))
-        if settings.augment == "none":
-            yield augment.normalise(squares, settings)
-        else:
-            yield augment.shift_batch(
-                squares, settings, generator(seed, "shift", epoch, step), order.batch, order.share
-            )
-
-
-Key = tuple[int, int]
-
-
-class _Varied(Dataset[Tensor]):
+class _TimmPictures(Dataset[Tensor]):
     """Pictures varied by timm, by (picture, repeat)."""
 
     def __init__(self, pictures: Pictures, settings: Data, img_size: int, seed: int, epoch: int):
         self.pictures, self.seed, self.epoch = pictures, seed, epoch
-        self.transform = TimmTransform(settings, img_size)
+        self.transform = augment.TimmTransform(settings, img_size)
 
-    def __getitem__(self, key: Key) -> Tensor:
+    def __getitem__(self, key: tuple[int, int]) -> Tensor:
         index, repeat = key
         return self.transform(self.pictures.picture(index), self.seed, self.epoch, index, repeat)
 
 
-def _timm_inputs(
-    pictures: Pictures, settings: Data, img_size: int, seed: int, epoch: int, order: _Order, steps: Sequence[int]
-) -> Generator[Tensor]:
-    """timm: whole pictures varied one by one, in worker processes. They end with the epoch: a fork costs less than
-    keeping them."""
-    keys = [list(zip(order.pictures(s).tolist(), order.repeat(s).tolist(), strict=True)) for s in steps]
-    loader = DataLoader(
-        _Varied(pictures, settings, img_size, seed, epoch),
-        batch_sampler=keys,
-        num_workers=min(settings.workers, len(keys)),
-        collate_fn=torch.stack,
-        generator=torch.Generator().manual_seed(0),  # or else it would draw from the process's own
-    )
-
-    def inputs() -> Generator[Tensor]:
-        yield from loader
-
-    return inputs()
-
-
-# Work done ahead of time in one background thread.
-
+# --- work done ahead of time in one background thread ---
 
 T = TypeVar("T")
+Items = queue.Queue[tuple[T | None, BaseException | None]]
 
 
-class Ahead(Iterator[T], Generic[T]):
+class Prefetcher(Iterator[T], Generic[T]):
     """Runs a generator up to ``depth`` items ahead of whoever takes them; with ``depth`` 0, when they are taken.
 
     ``waited`` is the time in seconds that the taker spent waiting. `close` ends the thread and the generator at once,
@@ -216,14 +211,14 @@ class Ahead(Iterator[T], Generic[T]):
     def __init__(self, items: Generator[T], length: int, depth: int = 2):
         self.waited = 0.0
         self._left, self._items = length, items
-        self._stop, self._queue = threading.Event(), queue.Queue[tuple[T | None, BaseException | None]](max(depth, 1))
+        self._queue: Items[T] = queue.Queue(max(depth, 1))
         self._thread: threading.Thread | None = None
+        stop = threading.Event()
         if depth:
-            self._thread = threading.Thread(
-                target=_run, args=(items, self._queue, self._stop), name="batches", daemon=True
-            )
+            args = (items, self._queue, stop)
+            self._thread = threading.Thread(target=_produce, args=args, name="batches", daemon=True)
             self._thread.start()
-        self._end = weakref.finalize(self, _end, items, self._queue, self._stop, self._thread)
+        self._end = weakref.finalize(self, _end, items, self._queue, stop, self._thread)
 
     def __len__(self) -> int:
         """Items that are still to come."""
@@ -247,38 +242,30 @@ class Ahead(Iterator[T], Generic[T]):
         self._left = 0
         self._end()
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> Prefetcher[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
 
-Items = queue.Queue[tuple[T | None, BaseException | None]]
+def _produce(items: Generator[T], out: Items[T], stop: threading.Event) -> None:
+    def put(item: T | None, problem: BaseException | None = None) -> bool:
+        while not stop.is_set():
+            try:
+                out.put((item, problem), timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
 
-
-def _run(items: Generator[T], out: Items[T], stop: threading.Event) -> None:
     try:
-        for item in items:
-            if not _put(out, (item, None), stop):
-                return
-        _put(out, (None, None), stop)
+        if all(put(item) for item in items):
+            put(None)
     except BaseException as problem:
-        _put(out, (None, problem), stop)
+        put(None, problem)
     finally:
         items.close()
-
-
-def _put(out: Items[T], item: tuple[T | None, BaseException | None], stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            out.put(item, timeout=0.1)
-        except queue.Full:
-            continue
-        return True
-    return False
 
 
 def _end(items: Generator[T], out: Items[T], stop: threading.Event, thread: threading.Thread | None) -> None:

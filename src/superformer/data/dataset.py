@@ -1,5 +1,5 @@
 """A data set in three parts: training, search (carved from training data) and test, which nobody opens before it is
-asked for."""
+asked for. Pictures are decoded once where they fit the memory that is allowed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from superformer.data.augment import Frame, generator, shrunk
-from superformer.data.sources import Source, resolve
+from superformer.data.augment import EvalTransform, generator, shrink
+from superformer.data.sources import resolve
 from superformer.data.stores import Arrays, Ints, Pixels, Store
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
+T = TypeVar("T")
+
 HELD_OUT = 0.2
 """Share of each class that is held out as the test part, where none is given."""
+SPLIT_SEED = 20240229
+"""Of every split: constant, so that runs of different seeds, or one that goes on from another's weights, keep the same
+pictures apart."""
+SHRINK_TO = 1.5
+"""Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input
+size."""
+BROKEN = 0.01
+"""The largest share of pictures that do not decode which is skipped with a warning."""
+CHUNK = 64
+"""Pictures that are read or cut at a time."""
 
 
 class DataSet:
@@ -33,17 +45,16 @@ class DataSet:
 
     def __init__(self, spec: str, settings: Data, img_size: int):
         self.spec, self.settings, self.img_size = spec, settings, img_size
-        self.frame = Frame(img_size, settings.crop, settings.interpolation)
-        self._source: Source = resolve(spec, settings.memory)
-        self.classes = self._source.train.classes
-        self._all = Pictures(self._source.train.store, self._source.train.labels, self.classes, settings.memory)
-        known, held = self._all, None
-        self.test_origin = self._source.test_origin
+        self.transform = EvalTransform(img_size, settings.crop, settings.interpolation)
+        self._source = resolve(spec, settings.memory)
+        self.classes, self.test_origin = self._source.train.classes, self._source.test_origin
+        known = Pictures(self._source.train.store, self._source.train.labels, self.classes, settings.memory)
+        self._held_out: Pictures | None = None
         if self._source.test is None:
-            rest, out = split(self._all.labels, HELD_OUT, "test", self.classes)
-            known, held = self._all.take(rest), self._all.take(out)
+            rest, out = split(known.labels, HELD_OUT, "test", self.classes)
+            known, self._held_out = known.take(rest), known.take(out)
             self.test_origin = f"{HELD_OUT:.0%} of each class of {spec}, held out"
-        self._known, self._held = known, held
+        self._known = known
         rest, out = split(known.labels, settings.search, "search", self.classes)
         self._train, self._search = known.take(rest), known.take(out)
 
@@ -59,13 +70,13 @@ class DataSet:
     def train(self) -> Pictures:
         """Pictures to train on."""
         if self.settings.augment == "timm":
-            return self._train.keep(self.img_size, self.settings.workers)
-        return self._train.squares(self.frame, self.settings.workers)
+            return self._train.cache_whole(self.img_size, self.settings.workers)
+        return self._train.cache_squares(self.transform, self.settings.workers)
 
     @cached_property
     def search(self) -> Pictures:
         """Pictures that compare architectures; none of them is trained on."""
-        return self._search.squares(self.frame, self.settings.workers)
+        return self._search.cache_squares(self.transform, self.settings.workers)
 
     def test(self) -> Pictures:
         """Pictures for the final figure only. Training and search never call this."""
@@ -73,14 +84,14 @@ class DataSet:
 
     @cached_property
     def _test(self) -> Pictures:
-        part = self._held
+        part = self._held_out
         if part is None:
             assert self._source.test is not None
             found = self._source.test()
             if not len(found.labels):
                 raise SuperformerError(f"the test set {self.test_origin} has no pictures")
             part = Pictures(found.store, found.labels, self.classes, self.settings.memory)
-        return part.squares(self.frame, self.settings.workers)
+        return part.cache_squares(self.transform, self.settings.workers)
 
 
 def load(spec: str, settings: Data, img_size: int) -> DataSet:
@@ -89,12 +100,7 @@ def load(spec: str, settings: Data, img_size: int) -> DataSet:
     return DataSet(spec, settings, img_size)
 
 
-# Splits that keep the shares of the classes.
-
-
-SEED = 20240229
-"""Of every split: constant, so that runs of different seeds, or one that goes on from another's weights, keep the same
-pictures apart."""
+# --- splits that keep the shares of the classes ---
 
 
 def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tuple[Ints, Ints]:
@@ -112,60 +118,43 @@ def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tu
     if small:
         more = f" and {len(small) - 5} more" if len(small) > 5 else ""
         ask = f"{part:g} of each class" if part < 1 else f"{int(part)} pictures of each class"
+        possible = purpose == "search" and part >= 1 and counts.min() > 1
+        advice = f", or set data.search to {int(counts.min()) - 1} or less" if possible else ""
         raise SuperformerError(
             f"the {purpose} split takes {ask} and must leave some, but these classes have fewer than {least} pictures: "
-            f"{', '.join(small[:5])}{more}; add pictures, leave these classes out{_advice(purpose, part, counts)}"
+            f"{', '.join(small[:5])}{more}; add pictures, leave these classes out{advice}"
         )
-    shuffled = generator(SEED, purpose).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.cumsum(counts) - counts
-    take = (
-        np.clip(np.round(part * counts), 1, counts - 1).astype(np.int64)
-        if part < 1
-        else np.full(len(counts), int(part))
-    )
-    rank = np.arange(len(labels)) - np.repeat(starts, counts)
-    held = rank < np.repeat(take, counts)
+    take = np.clip(np.round(part * counts), 1, counts - 1) if part < 1 else np.full(len(counts), part)
+    by_class, rank = _shuffled_by_class(labels, counts, purpose)
+    held = rank < np.repeat(take.astype(np.int64), counts)
     return np.sort(by_class[~held]), np.sort(by_class[held])
 
 
-def _advice(purpose: str, part: float, counts: Ints) -> str:
-    possible = purpose == "search" and part >= 1 and counts.min() > 1
-    return f", or set data.search to {int(counts.min()) - 1} or less" if possible else ""
-
-
-def subset(labels: Ints, n: int) -> Ints:
+def balanced_subset(labels: Ints, n: int) -> Ints:
     """``n`` indices in rising order (all, if there are no more), the classes as equal in number as they can be; always
     the same ones."""
     if n >= len(labels):
         return np.arange(len(labels))
-    shuffled = generator(SEED, "subset").permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    counts = np.bincount(labels)
-    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    by_class, rank = _shuffled_by_class(labels, np.bincount(labels), "subset")
     return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
 
 
-# Labelled pictures of one part of a data set, decoded once where they fit the memory that is allowed.
+def _shuffled_by_class(labels: Ints, counts: Ints, purpose: str) -> tuple[Ints, Ints]:
+    """Indices of the pictures, class after class, each class in random order; and the rank of each in its class."""
+    shuffled = generator(SPLIT_SEED, purpose).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return by_class, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-T = TypeVar("T")
-
-KEEP = 1.5
-"""Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input
-size."""
-BROKEN = 0.01
-"""The largest share of pictures that do not decode which is skipped with a warning."""
-CHUNK = 64
-"""Pictures that are read or cut at a time."""
+# --- labelled pictures of one part ---
 
 
 class Pictures:
     """Pictures with labels 0..n-1; ``classes`` names them. ``take`` gives a part of them, in any order.
 
-    Squares of the input's size (`frames`) are cut once and kept as uint8 if they all fit ``memory`` gigabytes. Whole
+    Squares of the input's size (`squares`) are cut once and kept as uint8 if they all fit ``memory`` gigabytes. Whole
     pictures (`picture`), which augment=timm crops at random, are read from the store each time, which is free where
-    `keep` decoded them."""
+    `cache_whole` decoded them."""
 
     def __init__(
         self, store: Store, labels: Ints, classes: Sequence[str], memory: float = 2.0, index: Ints | None = None
@@ -173,8 +162,8 @@ class Pictures:
         self.store, self.classes, self.memory = store, tuple(classes), memory
         self.index = np.arange(len(labels)) if index is None else index
         self.labels = np.asarray(labels, dtype=np.int64)
-        self._frames: dict[Frame, Tensor] = {}
-        self._few: dict[int, Pictures] = {}
+        self._squares: dict[EvalTransform, Tensor] = {}
+        self._subsets: dict[int, Pictures] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -184,18 +173,16 @@ class Pictures:
         chosen = np.asarray(indices, dtype=np.int64)
         return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
 
-    def few(self, n: int) -> Pictures:
+    def subset(self, n: int) -> Pictures:
         """Always the same ``n`` pictures (all, if there are no more), the classes as equal in number as can be; their
         squares are kept."""
         if n >= len(self):
             return self
-        if n not in self._few:
-            chosen = subset(self.labels, n)
-            self._few[n] = self.take(chosen)
-            self._few[n]._frames = {
-                frame: kept.index_select(0, torch.from_numpy(chosen)) for frame, kept in self._frames.items()
-            }
-        return self._few[n]
+        if n not in self._subsets:
+            chosen = balanced_subset(self.labels, n)
+            own = self._subsets[n] = self.take(chosen)
+            own._squares = {t: kept.index_select(0, torch.from_numpy(chosen)) for t, kept in self._squares.items()}
+        return self._subsets[n]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -207,121 +194,110 @@ class Pictures:
         h.update("\0".join(self.classes).encode())
         return h.hexdigest()
 
-    # --- pixels ---
-
     def picture(self, i: int) -> Pixels:
         """A whole picture, uint8 of shape (height, width, 3).
 
         A picture whose header is sound but whose content is not is only found now, if the set is too large to be
         decoded at the beginning: plain grey stands in for it, with a warning."""
+        at = int(self.index[i])
         try:
-            return self.store.read(int(self.index[i]))
+            return self.store.read(at)
         except Exception as problem:
-            warnings.warn(
-                f"{self.store.name(int(self.index[i]))} does not decode ({problem}); grey stands in for it",
-                stacklevel=2,
-            )
+            name = self.store.name(at)
+            warnings.warn(f"{name} does not decode ({problem}); grey stands in for it", stacklevel=2)
             return np.full((64, 64, 3), 128, dtype=np.uint8)
 
-    def frames(self, frame: Frame, indices: Ints | None = None) -> Tensor:
+    def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
         """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``."""
-        if frame not in self._frames and self.fits(frame):
-            self._frames[frame] = self._cut(frame, np.arange(len(self)))
-            while sum(f.numel() for f in self._frames.values()) > self.memory * 1e9 and len(self._frames) > 1:
-                del self._frames[next(iter(self._frames))]
-        if frame in self._frames:
-            return (
-                self._frames[frame]
-                if indices is None
-                else self._frames[frame].index_select(0, torch.from_numpy(indices))
-            )
-        return self._cut(frame, np.arange(len(self)) if indices is None else indices)
+        if transform not in self._squares and self.fits(transform):
+            self._squares[transform] = self._cut(transform, np.arange(len(self)))
+            while sum(kept.numel() for kept in self._squares.values()) > self.memory * 1e9 and len(self._squares) > 1:
+                del self._squares[next(iter(self._squares))]
+        kept = self._squares.get(transform)
+        if kept is None:
+            return self._cut(transform, np.arange(len(self)) if indices is None else indices)
+        return kept if indices is None else kept.index_select(0, torch.from_numpy(indices))
 
-    def fits(self, frame: Frame) -> bool:
+    def fits(self, transform: EvalTransform) -> bool:
         """Whether all squares may be kept in memory."""
-        return len(self) * 3 * frame.size**2 <= self.memory * 1e9
+        return len(self) * 3 * transform.size**2 <= self.memory * 1e9
 
-    def _cut(self, frame: Frame, indices: Ints) -> Tensor:
-        out = torch.empty(len(indices), 3, frame.size, frame.size, dtype=torch.uint8)
+    def _cut(self, transform: EvalTransform, indices: Ints) -> Tensor:
+        out = torch.empty(len(indices), 3, transform.size, transform.size, dtype=torch.uint8)
         for start in range(0, len(indices), CHUNK):
             pictures = [self.picture(i) for i in indices[start : start + CHUNK]]
             if len({p.shape for p in pictures}) == 1:
-                out[start : start + CHUNK] = frame.cut(torch.from_numpy(np.stack(pictures)))
+                out[start : start + CHUNK] = transform(torch.from_numpy(np.stack(pictures)))
             else:
                 for k, picture in enumerate(pictures, start):
-                    out[k] = frame.cut(_tensor(picture)[None])[0]
+                    out[k] = transform(_tensor(picture)[None])[0]
         return out
 
     # --- decoding once ---
 
-    def squares(self, frame: Frame, threads: int = 1) -> Pictures:
+    def cache_squares(self, transform: EvalTransform, threads: int = 1) -> Pictures:
         """The pictures that decode; their squares are kept if they fit."""
         if self.store.decoded:
             return self
-        if not self.fits(frame):
-            return self._headers(threads)
-        whole, read = self._sound(lambda i: frame.cut(_tensor(self.store.read(i))[None])[0], threads)
-        whole._frames[frame] = torch.stack(read)
-        return whole
+        if not self.fits(transform):
+            return self._readable(self.store.size, threads)[0]
+        found, squares = self._readable(lambda i: transform(_tensor(self.store.read(i))[None])[0], threads)
+        found._squares[transform] = torch.stack(squares)
+        return found
 
-    def keep(self, img_size: int, threads: int = 1) -> Pictures:
+    def cache_whole(self, img_size: int, threads: int = 1) -> Pictures:
         """The pictures that decode; whole ones are kept if they fit, or else shrunk ones of 1.5 times the input size,
         if those fit."""
         if self.store.decoded:
             return self
-        sizes = self._sample_of_sizes()
-        short = round(KEEP * img_size)
-        whole = sum(h * w for h, w in sizes) / len(sizes)
-        small = sum(h * w * min(1, short / min(h, w)) ** 2 for h, w in sizes) / len(sizes)
-        room = self.memory * 1e9 / (3 * len(self))
-        if min(whole, small) > room:
-            return self._headers(threads)
-        read: Callable[[int], Pixels] = self.store.read
-        if whole > room:
-            read = lambda i: shrunk(_tensor(self.store.read(i)), short).numpy()  # noqa: E731
-        rest, kept = self._sound(read, threads)
-        decoded = Pictures(Arrays(kept), rest.labels, self.classes, self.memory)
-        decoded.__dict__["fingerprint"] = rest.fingerprint
-        return decoded
-
-    def _sample_of_sizes(self) -> list[tuple[int, int]]:
+        short = round(SHRINK_TO * img_size)
         sizes = []
         for i in self.index[np.linspace(0, len(self) - 1, min(len(self), 64)).astype(np.int64)]:
             try:
                 sizes.append(self.store.size(int(i)))
             except Exception:  # counted and named when all are read
                 continue
-        return sizes or [(1, 1)]
+        sizes = sizes or [(1, 1)]
+        whole = sum(h * w for h, w in sizes) / len(sizes)
+        small = sum(h * w * min(1, short / min(h, w)) ** 2 for h, w in sizes) / len(sizes)
+        room = self.memory * 1e9 / (3 * len(self))
+        if min(whole, small) > room:  # they are decoded again each time: only the headers are read
+            return self._readable(self.store.size, threads)[0]
 
-    def _headers(self, threads: int) -> Pictures:
-        """The pictures whose headers are sound, for sets that are decoded again each time."""
-        return self._sound(self.store.size, threads)[0]
+        def read_shrunk(i: int) -> Pixels:
+            return shrink(_tensor(self.store.read(i)), short).numpy()
 
-    def _sound(self, read: Callable[[int], T], threads: int) -> tuple[Pictures, list[T]]:
+        found, kept = self._readable(read_shrunk if whole > room else self.store.read, threads)
+        decoded = Pictures(Arrays(kept), found.labels, self.classes, self.memory)
+        decoded.__dict__["fingerprint"] = found.fingerprint
+        return decoded
+
+    def _readable(self, read: Callable[[int], T], threads: int) -> tuple[Pictures, list[T]]:
         """The pictures that can be read, and what was read; a few that cannot are left out with a warning."""
 
-        def attempt(i: int) -> tuple[T | None, Exception | None]:
+        def attempt(i: int) -> T | Exception:
             try:
-                return read(i), None
+                return read(i)
             except Exception as problem:
-                return None, problem
+                return problem
 
-        def some(start: int) -> list[tuple[T | None, Exception | None]]:
+        def read_chunk(start: int) -> list[T | Exception]:
             return [attempt(i) for i in self.index[start : start + CHUNK].tolist()]
 
         with ThreadPoolExecutor(max(threads, 1)) as pool:
-            results = [result for part in pool.map(some, range(0, len(self), CHUNK)) for result in part]
-        bad = [i for i, (_, problem) in enumerate(results) if problem is not None]
-        if not bad:
-            return self, [r for r, _ in results if r is not None]
-        first = f"the first is {self.store.name(int(self.index[bad[0]]))} ({results[bad[0]][1]})"
-        if len(bad) > BROKEN * len(self.store):  # of all: a small part may well have one of few
+            results = [result for chunk in pool.map(read_chunk, range(0, len(self), CHUNK)) for result in chunk]
+        found = [result for result in results if not isinstance(result, Exception)]
+        broken = [i for i, result in enumerate(results) if isinstance(result, Exception)]
+        if not broken:
+            return self, found
+        first = f"the first is {self.store.name(int(self.index[broken[0]]))} ({results[broken[0]]})"
+        if len(broken) > BROKEN * len(self.store):  # of all: a small part may well have one of few
             raise SuperformerError(
-                f"{len(bad)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; repair or remove them"
+                f"{len(broken)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; "
+                "repair or remove them"
             )
-        warnings.warn(f"{len(bad)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
-        good = np.setdiff1d(np.arange(len(self)), bad)
-        return self.take(good), [r for r, problem in results if problem is None and r is not None]
+        warnings.warn(f"{len(broken)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
+        return self.take(np.setdiff1d(np.arange(len(self)), broken)), found
 
 
 def _tensor(picture: Pixels) -> Tensor:

@@ -7,7 +7,7 @@ picture, finds the partners of its pictures among its own, and ranks together co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from superformer.recipes.settings import Mix
 
 Box = tuple[int, int, int, int]
 """y0, y1, x0, x1; the ends are outside."""
+Method = Literal["mixup", "cutmix"]
 
 
 class Draws(Protocol):
@@ -39,13 +40,14 @@ class Targets:
     patches: Tensor | None = None
 
 
-def check(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | None) -> None:
+def check_mixing(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | None) -> None:
     """Whether batches can be mixed as asked; ``batch`` is that of all ranks."""
     on = mix.mixup > 0 or mix.cutmix > 0
     halves = mix.patches == "halves"
     if halves and not (mix.mixup > 0 and mix.cutmix > 0):
         raise SuperformerError(
-            "mix.patches=halves mixes half of each batch by CutMix and half by Mixup: set mix.mixup and mix.cutmix above 0"
+            "mix.patches=halves mixes half of each batch by CutMix and half by Mixup: "
+            "set mix.mixup and mix.cutmix above 0"
         )
     unit = (4 if halves else 2 if on else 1) * world
     if batch % unit:
@@ -57,7 +59,8 @@ def check(mix: Mix, batch: int, world: int, img_size: int, patch_grid: int | Non
         return
     if patch_grid is None:
         raise SuperformerError(
-            f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label; set mix.patches=off"
+            f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label; "
+            "set mix.patches=off"
         )
     if img_size % patch_grid:
         raise SuperformerError(
@@ -73,16 +76,53 @@ def mix_batch(
     target = smoothed(labels, classes, mix.smoothing)
     if mix.patches != "off" and patch_grid is not None:
         return _token_labels(x, target, mix, rng, patch_grid)
-    cut, lam = _chosen(mix, rng)
-    if cut is None:
-        return Targets(target)
-    if cut:
+    method, lam = _method(mix, rng)
+    if method == "cutmix":
         box = cutmix_box(x.shape[-1], lam, rng)
         _replace(x, box)
         lam = 1 - _area(box) / x.shape[-1] ** 2
-    else:
+    elif method == "mixup":
         _blend(x, lam)
-    return Targets(_mixed(target, lam))
+    return Targets(target if method is None else _mixed(target, lam))
+
+
+def _method(mix: Mix, rng: np.random.Generator) -> tuple[Method | None, float]:
+    """How this batch is mixed (None: not at all), and lambda."""
+    if not (mix.mixup > 0 or mix.cutmix > 0) or rng.random() >= mix.prob:
+        return None, 1.0
+    cut = rng.random() < mix.switch if mix.mixup > 0 and mix.cutmix > 0 else mix.cutmix > 0
+    alpha = mix.cutmix if cut else mix.mixup
+    return "cutmix" if cut else "mixup", float(rng.beta(alpha, alpha))
+
+
+def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator, grid: int) -> Targets:
+    """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as
+    released).
+
+    CutMix's strength only says whether it is on: the box is drawn with a uniform lambda."""
+    if mix.patches == "switch":
+        return Targets(*_patch_mixed(x, target, *_method(mix, rng), rng, grid))
+    half, lam = len(x) // 2, float(rng.beta(mix.mixup, mix.mixup))
+    first = _patch_mixed(x[:half], target[:half], "cutmix", 1.0, rng, grid)
+    second = _patch_mixed(x[half:], target[half:], "mixup", lam, rng, grid)
+    return Targets(*map(torch.cat, zip(first, second, strict=True)))
+
+
+def _patch_mixed(
+    x: Tensor, target: Tensor, method: Method | None, lam: float, rng: Draws, grid: int
+) -> tuple[Tensor, Tensor]:
+    """Mix in place; the soft labels of the pictures (n, classes) and of their patches (n, grid x grid, classes)."""
+    if method != "cutmix":
+        if method == "mixup":
+            _blend(x, lam)
+            target = _mixed(target, lam)
+        return target, target[:, None].repeat(1, grid * grid, 1)
+    y0, y1, x0, x1 = patch_box(grid, rng)
+    patch = x.shape[-1] // grid
+    _replace(x, (y0 * patch, y1 * patch, x0 * patch, x1 * patch))
+    tokens = target[:, None, None].repeat(1, grid, grid, 1)  # (n, rows, columns, classes)
+    tokens[:, y0:y1, x0:x1] = _partners(target)[:, None, None]
+    return _mixed(target, 1 - _area((y0, y1, x0, x1)) / grid**2), tokens.flatten(1, 2)
 
 
 def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
@@ -115,48 +155,8 @@ def _below(rng: Draws, low: int, high: int) -> int:
     return int(rng.integers(low, high)) if high > low else low
 
 
-def _chosen(mix: Mix, rng: np.random.Generator) -> tuple[bool | None, float]:
-    """Whether this batch takes CutMix (None: no mixing), and lambda."""
-    if not (mix.mixup > 0 or mix.cutmix > 0) or rng.random() >= mix.prob:
-        return None, 1.0
-    cut = rng.random() < mix.switch if mix.mixup > 0 and mix.cutmix > 0 else mix.cutmix > 0
-    alpha = mix.cutmix if cut else mix.mixup
-    return bool(cut), float(rng.beta(alpha, alpha))
-
-
-def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator, grid: int) -> Targets:
-    """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as
-    released).
-
-    CutMix's strength only says whether it is on: the box is drawn with a uniform lambda.
-    """
-    if mix.patches == "switch":
-        cut, lam = _chosen(mix, rng)
-        parts = [(slice(None), cut, lam)]
-    else:
-        half = len(x) // 2
-        parts = [(slice(0, half), True, 1.0), (slice(half, None), False, float(rng.beta(mix.mixup, mix.mixup)))]
-    image = torch.empty_like(target)
-    patches = torch.empty(len(x), grid * grid, target.shape[1])
-    for part, cut, lam in parts:
-        image[part], patches[part] = _patch_mixed(x[part], target[part], cut, lam, rng, grid)
-    return Targets(image, patches)
-
-
-def _patch_mixed(
-    x: Tensor, target: Tensor, cut: bool | None, lam: float, rng: Draws, grid: int
-) -> tuple[Tensor, Tensor]:
-    if not cut:
-        if cut is not None:
-            _blend(x, lam)
-            target = _mixed(target, lam)
-        return target, target[:, None].expand(-1, grid * grid, -1)
-    y0, y1, x0, x1 = patch_box(grid, rng)
-    patch = x.shape[-1] // grid
-    _replace(x, (y0 * patch, y1 * patch, x0 * patch, x1 * patch))
-    tokens = target[:, None, None].repeat(1, grid, grid, 1)
-    tokens[:, y0:y1, x0:x1] = _partners(target)[:, None, None]
-    return _mixed(target, 1 - _area((y0, y1, x0, x1)) / grid**2), tokens.flatten(1, 2)
+def _area(box: Box) -> int:
+    return (box[1] - box[0]) * (box[3] - box[2])
 
 
 def _partners(x: Tensor) -> Tensor:
@@ -176,7 +176,3 @@ def _replace(x: Tensor, box: Box) -> None:
     y0, y1, x0, x1 = box
     inside = x[:, :, y0:y1, x0:x1]
     inside.copy_(_partners(inside))
-
-
-def _area(box: Box) -> int:
-    return (box[1] - box[0]) * (box[3] - box[2])

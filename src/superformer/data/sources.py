@@ -1,7 +1,11 @@
 """What ``--data`` may say, resolved into pictures that have been found but not read.
 
 `digits`; a folder of one folder per class; a folder with `train/` and `test/`, `val/` or `validation/`; a `.npz`; a
-pair `train=PATH,test=PATH` of folders or `.npz` files; a reader of timm (`superformer.data.stores`)."""
+pair `train=PATH,test=PATH` of folders or `.npz` files; a reader of timm (`superformer.data.stores`).
+
+A `.npz` has either ``images`` (uint8, of shape (n, height, width, 3), or grey without or with a last axis of 1), or
+``jpeg`` (encoded files laid end to end, uint8) with ``offsets`` (n + 1); and ``labels``, whole numbers from 0.
+``class_names`` may name the classes. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -16,33 +20,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superformer.data.stores import PREFIXES, Arrays, Files, Ints, Packed, Pixels, Store, read_timm
+from superformer.data.stores import PREFIXES, Arrays, Files, Ints, LabelledStore, Packed, Store, read_timm
 from superformer.errors import SuperformerError, nearest
 
 FORMS = (
-    "digits, a folder of one folder per class, a folder with train/ and test/ (or val/), a .npz with images and labels, "
-    "train=PATH,test=PATH, or a timm reader such as torch/cifar10 or hfds/NAME"
+    "digits, a folder of one folder per class, a folder with train/ and test/ (or val/), a .npz with images and "
+    "labels, train=PATH,test=PATH, or a timm reader such as torch/cifar10 or hfds/NAME"
 )
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TRAIN = ("train", "training")
 TEST = ("test", "val", "validation", "valid")
-
-
-@dataclass(frozen=True)
-class Found:
-    """Pictures with labels and the names of the classes; nothing is decoded yet."""
-
-    store: Store
-    labels: Ints
-    classes: tuple[str, ...]
+UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
+"""What numpy raises for a file that is no .npz, or an array of Python objects."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A training set, and how to open the test set, if one was given."""
 
-    train: Found
-    test: Callable[[], Found] | None = None
+    train: LabelledStore
+    test: Callable[[], LabelledStore] | None = None
     test_origin: str = ""
 
 
@@ -50,44 +47,22 @@ def resolve(spec: str, memory: float = 2.0) -> Source:
     """The pictures that a ``--data`` text means."""
     spec = spec.strip()
     if spec == "digits":
-        return Source(checked(_digits(), spec))
+        return Source(_learnable(_digits(), spec))
     if spec.startswith(("train=", "test=")):
         return _pair(spec)
     path = Path(spec).expanduser()
     if spec.startswith(PREFIXES) and not path.exists():
-        train, test = (Found(*found) if found else None for found in read_timm(spec, memory))
-        assert train is not None
-        return Source(
-            checked(train, spec), None if test is None else lambda: test, f"the test part of {spec}" if test else ""
-        )
-    if path.is_dir() and (sub := _parts(path)):
-        return (
-            _given(path / sub[0], path / sub[1]) if sub[1] else Source(checked(_one(path / sub[0]), str(path / sub[0])))
-        )
-    return Source(checked(_one(path), str(path)))
-
-
-def checked(found: Found, spec: str) -> Found:
-    """A training set that can be learned: two classes or more, a picture of each."""
-    if len(found.classes) < 2:
-        raise SuperformerError(
-            f"{spec} has only one class, {found.classes[0]!r}: give pictures of two classes or more, one folder per class"
-        )
-    empty = [found.classes[c] for c in np.flatnonzero(np.bincount(found.labels, minlength=len(found.classes)) == 0)]
-    if empty:
-        raise SuperformerError(
-            f"{spec} has no picture of {_some(empty)}: number the labels from 0 without gaps, or leave these classes out"
-        )
-    return found
-
-
-def _digits() -> Found:
-    """scikit-learn's 1797 handwritten digits, 8 x 8 grey."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    grey = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Found(Arrays(grey), labels.astype(np.int64), tuple(str(d) for d in range(10)))
+        train, test = read_timm(spec, memory)
+        if test is None:
+            return Source(_learnable(train, spec))
+        return Source(_learnable(train, spec), lambda: test, f"the test part of {spec}")
+    if path.is_dir():
+        folders = {p.name.lower(): p for p in path.iterdir() if p.is_dir()}
+        inner = next((folders[n] for n in TRAIN if n in folders), None)
+        if inner is not None:
+            tests = (folders[n] for n in TEST if n in folders and any(p.is_dir() for p in folders[n].iterdir()))
+            return _train_and_test(inner, next(tests, None))
+    return _train_and_test(path, None)
 
 
 def _pair(spec: str) -> Source:
@@ -95,153 +70,150 @@ def _pair(spec: str) -> Source:
     if not head.startswith("train=") or not head.removeprefix("train="):
         raise SuperformerError(f"--data {spec!r} names no training set: write train=PATH,test=PATH")
     train = Path(head.removeprefix("train=")).expanduser()
-    if not comma:
-        return Source(checked(_one(train), str(train)))
-    if not tail:
+    if comma and not tail:
         raise SuperformerError(
             f"--data {spec!r} names no test set: write train=PATH,test=PATH, or train=PATH to hold a part of it out"
         )
-    return _given(train, Path(tail).expanduser())
+    return _train_and_test(train, Path(tail).expanduser() if comma else None)
 
 
-def _given(train: Path, test: Path) -> Source:
-    """A training and a test set. The test set's class names are compared at once; its pictures and labels are not
-    touched yet."""
-    found = checked(_one(train), str(train))
-    _exists(test)
-    names = _folder_classes(test) if test.is_dir() else class_names(test)
+def _train_and_test(train: Path, test: Path | None) -> Source:
+    """A training set, perhaps with a test set. The test set's class names are compared at once; its pictures and labels
+    are not touched yet."""
+    known = _learnable(_folder_or_npz(train), str(train))
+    if test is None:
+        return Source(known)
+    _check_exists(test)
+    names = _folder(test).classes if test.is_dir() else _npz_classes(test)
     if names is not None:
-        _same(found.classes, names, str(test))
+        _check_same_classes(known.classes, names, test)
 
-    def opened() -> Found:
-        other = _one(test, found.classes)
-        _same(found.classes, other.classes, str(test))
+    def open_test() -> LabelledStore:
+        other = _folder_or_npz(test, known.classes)
+        _check_same_classes(known.classes, other.classes, test)
         return other
 
-    return Source(found, opened, str(test))
+    return Source(known, open_test, str(test))
 
 
-def _same(train: Sequence[str], test: Sequence[str], where: str) -> None:
+def _learnable(found: LabelledStore, spec: str) -> LabelledStore:
+    """A training set that can be learned: two classes or more, a picture of each."""
+    if len(found.classes) < 2:
+        raise SuperformerError(
+            f"{spec} has only one class, {found.classes[0]!r}: give pictures of two classes or more, "
+            "one folder per class"
+        )
+    empty = [found.classes[c] for c in np.flatnonzero(np.bincount(found.labels, minlength=len(found.classes)) == 0)]
+    if empty:
+        raise SuperformerError(
+            f"{spec} has no picture of {_listed(empty)}: number the labels from 0 without gaps, "
+            "or leave these classes out"
+        )
+    return found
+
+
+def _check_same_classes(train: Sequence[str], test: Sequence[str], where: Path) -> None:
     if tuple(train) == tuple(test):
         return
     missing, extra = [c for c in train if c not in test], [c for c in test if c not in train]
-    told = [f"{_some(missing)} only in training"] if missing else []
-    told += [f"{_some(extra)} only in the test set"] if extra else []
+    differences = [f"{_listed(missing)} only in training"] if missing else []
+    differences += [f"{_listed(extra)} only in the test set"] if extra else []
     raise SuperformerError(
-        f"{where} has other classes than the training set: {'; '.join(told) or 'the same names in another order'}"
+        f"{where} has other classes than the training set: "
+        f"{'; '.join(differences) or 'the same names in another order'}"
     )
 
 
-def _exists(path: Path) -> None:
-    if path.exists():
-        return
-    hint = nearest(str(path), ["digits"]) + "; " if "/" not in str(path) and "." not in str(path) else ""
-    raise SuperformerError(f"there is no {path}: {hint}--data takes {FORMS}")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(n) for n in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _one(path: Path, classes: tuple[str, ...] | None = None) -> Found:
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        hint = nearest(str(path), ["digits"]) + "; " if "/" not in str(path) and "." not in str(path) else ""
+        raise SuperformerError(f"there is no {path}: {hint}--data takes {FORMS}")
+
+
+def _folder_or_npz(path: Path, classes: tuple[str, ...] | None = None) -> LabelledStore:
     """A folder or a .npz; ``classes`` of the training set for a .npz that names none."""
-    _exists(path)
+    _check_exists(path)
     if path.is_dir():
         return _folder(path)
     if path.suffix != ".npz":
         raise SuperformerError(f"{path} is a file that is not .npz: --data takes {FORMS}")
-    return Found(*read_npz(path, classes))
+    return _npz(path, classes)
 
 
-# --- folders ---
+# --- digits and folders ---
 
 
-def _folder(root: Path) -> Found:
+def _digits() -> LabelledStore:
+    """scikit-learn's 1797 handwritten digits, 8 x 8 grey."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    grey = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # (pictures, rows, columns)
+    return LabelledStore(Arrays(grey), labels.astype(np.int64), tuple(str(d) for d in range(10)))
+
+
+def _folder(root: Path) -> LabelledStore:
     """Every picture below a folder; its class is the name of the folder it lies in, however deep, as timm reads
     them."""
     paths: list[str] = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [d for d in inner if not d.startswith(".")]
         where = os.path.relpath(folder, root)
-        paths += [
-            os.path.join(where, f)
-            for f in files
-            if f.lower().endswith(ENDINGS) and not f.startswith(".") and where != "."
-        ]
+        if where != ".":
+            shown = (f for f in files if f.lower().endswith(ENDINGS) and not f.startswith("."))
+            paths += [os.path.join(where, f) for f in shown]
     if not paths:
         loose = sum(f.name.lower().endswith(ENDINGS) for f in root.iterdir())
         has = f"{loose} pictures but no folders of classes" if loose else "no pictures in folders of classes"
         raise SuperformerError(
             f"{root} has {has}: put the pictures of each class in a folder of the class's name ({', '.join(ENDINGS)})"
         )
-    paths.sort(key=_natural)
+    paths.sort(key=_natural_order)
     names = [os.path.basename(os.path.dirname(p)) for p in paths]
-    classes = sorted(set(names), key=_natural)
+    classes = sorted(set(names), key=_natural_order)
     number = {name: i for i, name in enumerate(classes)}
-    return Found(Files(root, paths), np.array([number[n] for n in names], dtype=np.int64), tuple(classes))
+    return LabelledStore(Files(root, paths), np.array([number[n] for n in names], dtype=np.int64), tuple(classes))
 
 
-def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+def _natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Sorts 2 before 10, as timm does."""
     return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", name.lower())], name
 
 
-def _folder_classes(root: Path) -> tuple[str, ...]:
-    return _folder(root).classes
+# --- .npz files ---
 
 
-def _parts(root: Path) -> tuple[str, str] | None:
-    """The names of the training and test folders below a folder, if it has them; the second is empty if there is none
-    with classes."""
-    folders = {p.name.lower(): p.name for p in root.iterdir() if p.is_dir()}
-    train = next((folders[n] for n in TRAIN if n in folders), None)
-    if train is None:
-        return None
-    test = next(
-        (folders[n] for n in TEST if n in folders and any(p.is_dir() for p in (root / folders[n]).iterdir())), ""
-    )
-    return train, test
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(repr(n) for n in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-# Pictures and labels in a `.npz` file.
-#
-# Either ``images`` (uint8, of shape (n, height, width, 3), or grey without or with a last axis of 1), or ``jpeg``
-# (encoded files laid end to end, uint8) with ``offsets`` (n + 1); and ``labels``, whole numbers from 0.
-# ``class_names`` may name the classes. Nothing is ever unpickled.
-
-
-Array = npt.NDArray[Any]
-
-
-def read_npz(path: Path, classes: tuple[str, ...] | None = None) -> tuple[Store, Ints, tuple[str, ...]]:
-    """Pictures, labels and class names; ``classes`` where the file names none (a test set takes those of its training
-    set)."""
-    with _opened(path) as file:
-        has = file.files
-        form = {"images", "labels"} <= set(has) or {"jpeg", "offsets", "labels"} <= set(has)
-        if not form:
-            holds = ", ".join(has) or "nothing"
+def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
+    """``classes`` where the file names none (a test set takes those of its training set)."""
+    with _open_npz(path) as file:
+        has = set(file.files)
+        if not ({"images", "labels"} <= has or {"jpeg", "offsets", "labels"} <= has):
             raise SuperformerError(
-                f"{path} holds {holds}: it needs images (uint8, n x height x width x 3) and labels, or jpeg, offsets and labels"
+                f"{path} holds {', '.join(file.files) or 'nothing'}: it needs images (uint8, n x height x width x 3) "
+                "and labels, or jpeg, offsets and labels"
             )
-        names = _names(path, file) or classes
+        names = _named_classes(path, file) or classes
         store = _images(path, _array(path, file, "images")) if "images" in has else _packed(path, file)
         labels = _labels(path, _array(path, file, "labels"), len(store), names)
-    return store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1))
+    return LabelledStore(store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1)))
 
 
-def class_names(path: Path) -> tuple[str, ...] | None:
+def _npz_classes(path: Path) -> tuple[str, ...] | None:
     """The names of the classes alone, if the file has them."""
     if path.suffix != ".npz":
         return None
-    with _opened(path) as file:
-        return _names(path, file)
+    with _open_npz(path) as file:
+        return _named_classes(path, file)
 
 
-def _opened(path: Path) -> Any:
+def _open_npz(path: Path) -> Any:
     try:
         file = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+    except UNREADABLE as problem:
         raise SuperformerError(
             f"{path} is not a .npz of plain arrays ({problem}): write it with numpy.savez"
         ) from problem
@@ -252,16 +224,17 @@ def _opened(path: Path) -> Any:
     return file
 
 
-def _array(path: Path, file: Any, key: str) -> Array:
+def _array(path: Path, file: Any, key: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(file[key])
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+    except UNREADABLE as problem:
         raise SuperformerError(
-            f"{path}: {key} cannot be read ({problem}); arrays of Python objects are refused, store plain numbers or text"
+            f"{path}: {key} cannot be read ({problem}); arrays of Python objects are refused, "
+            "store plain numbers or text"
         ) from problem
 
 
-def _names(path: Path, file: Any) -> tuple[str, ...] | None:
+def _named_classes(path: Path, file: Any) -> tuple[str, ...] | None:
     if "class_names" not in file.files:
         return None
     names = tuple(str(n) for n in _array(path, file, "class_names").ravel())
@@ -270,14 +243,15 @@ def _names(path: Path, file: Any) -> tuple[str, ...] | None:
     return names
 
 
-def _images(path: Path, images: Array) -> Store:
+def _images(path: Path, images: npt.NDArray[Any]) -> Store:
     if images.dtype != np.uint8:
         raise SuperformerError(f"{path}: images are {images.dtype}, they must be uint8 (0 to 255)")
     if images.ndim == 4 and images.shape[3] == 1:
-        images = images[..., 0]
+        images = images[..., 0]  # (n, height, width)
     if not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)) or 0 in images.shape[1:3]:
         raise SuperformerError(
-            f"{path}: images have shape {images.shape}, it must be (n, height, width, 3), or (n, height, width) for grey"
+            f"{path}: images have shape {images.shape}, it must be (n, height, width, 3), "
+            "or (n, height, width) for grey"
         )
     if not len(images):
         raise SuperformerError(f"{path} holds no pictures")
@@ -295,27 +269,21 @@ def _packed(path: Path, file: Any) -> Store:
         )
     if len(offsets) == 1:
         raise SuperformerError(f"{path} holds no pictures")
-    bytes_: Pixels = data
-    return Packed(bytes_, offsets.astype(np.int64))
+    return Packed(data, offsets.astype(np.int64))
 
 
-def _labels(path: Path, labels: Array, n: int, names: tuple[str, ...] | None) -> Ints:
+def _labels(path: Path, labels: npt.NDArray[Any], n: int, names: tuple[str, ...] | None) -> Ints:
+    wrong = None
     if labels.dtype.kind not in "iu":
-        raise SuperformerError(
-            f"{path}: labels are {labels.dtype}, they must be whole numbers from 0; put names in class_names"
-        )
-    if labels.shape != (n,):
-        raise SuperformerError(
-            f"{path}: labels have shape {labels.shape}, but there are {n} pictures: one label a picture is needed"
-        )
-    if labels.min() < 0:
-        raise SuperformerError(f"{path}: labels start at {labels.min()}, they must start at 0")
-    if names is not None and labels.max() >= len(names):
-        raise SuperformerError(
-            f"{path}: labels go up to {labels.max()}, but there are {len(names)} classes (0 to {len(names) - 1})"
-        )
-    if names is None and labels.max() >= 10 * n + 1000:
-        raise SuperformerError(
-            f"{path}: labels go up to {labels.max()} for {n} pictures; number the classes from 0 without gaps"
-        )
+        wrong = f"are {labels.dtype}, they must be whole numbers from 0; put names in class_names"
+    elif labels.shape != (n,):
+        wrong = f"have shape {labels.shape}, but there are {n} pictures: one label a picture is needed"
+    elif labels.min() < 0:
+        wrong = f"start at {labels.min()}, they must start at 0"
+    elif names is not None and labels.max() >= len(names):
+        wrong = f"go up to {labels.max()}, but there are {len(names)} classes (0 to {len(names) - 1})"
+    elif names is None and labels.max() >= 10 * n + 1000:
+        wrong = f"go up to {labels.max()} for {n} pictures; number the classes from 0 without gaps"
+    if wrong is not None:
+        raise SuperformerError(f"{path}: labels {wrong}")
     return labels.astype(np.int64)

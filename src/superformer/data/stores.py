@@ -1,7 +1,10 @@
 """Where the pixels are: in memory, as JPEG files laid end to end, in files, or behind one of timm's readers.
 
 A store reads a picture by its number, as uint8 of shape (height, width, 3).
-"""
+
+timm reads `torch/NAME`, `hfds/NAME`, `hfids/NAME`, `tfds/NAME`, `wds/NAME`. A folder may follow after a colon
+(`torch/cifar10:FOLDER`): where the data lies or is downloaded to. Hugging Face and TensorFlow sets have their own
+caches; torchvision's are put in the user's cache otherwise."""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +23,10 @@ from PIL import Image
 from superformer.errors import SuperformerError
 
 Ints = npt.NDArray[np.int64]
-
 Pixels = npt.NDArray[np.uint8]
+
+PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
+"""Of the data sets that timm reads."""
 
 
 class Store(Protocol):
@@ -44,19 +49,29 @@ class Store(Protocol):
         """Changes when the pictures do."""
 
 
+@dataclass(frozen=True)
+class LabelledStore:
+    """Pictures with labels 0..n-1 and the names of the classes; nothing is decoded yet."""
+
+    store: Store
+    labels: Ints
+    classes: tuple[str, ...]
+
+
 @dataclass
 class Arrays:
     """Pictures in memory: one array of shape (n, height, width, 3), or one array a picture."""
 
     images: Pixels | list[Pixels]
-    decoded: bool = field(default=True, init=False)
+
+    decoded = True
 
     def __len__(self) -> int:
         return len(self.images)
 
     def read(self, i: int) -> Pixels:
         picture = self.images[i]
-        return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
+        return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)  # grey: (h, w) -> (h, w, 3)
 
     def size(self, i: int) -> tuple[int, int]:
         height, width = self.images[i].shape[:2]
@@ -73,25 +88,35 @@ class Arrays:
         return h.hexdigest()
 
 
+class _Encoded:
+    """Pictures in files: each is decoded when it is read, and tells its size in its header."""
+
+    decoded = False
+
+    def file(self, i: int) -> BinaryIO:
+        raise NotImplementedError
+
+    def read(self, i: int) -> Pixels:
+        with self.file(i) as file:
+            return decode(file)
+
+    def size(self, i: int) -> tuple[int, int]:
+        with self.file(i) as file, Image.open(file) as picture:
+            return picture.height, picture.width
+
+
 @dataclass
-class Packed:
+class Packed(_Encoded):
     """Encoded files (JPEG, PNG) laid end to end: picture i is ``data[offsets[i] : offsets[i + 1]]``."""
 
     data: Pixels
-    offsets: npt.NDArray[np.int64]
-    decoded: bool = field(default=False, init=False)
+    offsets: Ints
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _file(self, i: int) -> io.BytesIO:
+    def file(self, i: int) -> BinaryIO:
         return io.BytesIO(self.data[self.offsets[i] : self.offsets[i + 1]].tobytes())
-
-    def read(self, i: int) -> Pixels:
-        return decode(self._file(i))
-
-    def size(self, i: int) -> tuple[int, int]:
-        return _header(self._file(i))
 
     def name(self, i: int) -> str:
         return f"picture {i}"
@@ -103,23 +128,17 @@ class Packed:
 
 
 @dataclass
-class Files:
+class Files(_Encoded):
     """Picture files below a folder."""
 
     root: Path
     paths: Sequence[str]
-    decoded: bool = field(default=False, init=False)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, i: int) -> Pixels:
-        with open(self.root / self.paths[i], "rb") as file:
-            return decode(file)
-
-    def size(self, i: int) -> tuple[int, int]:
-        with open(self.root / self.paths[i], "rb") as file:
-            return _header(file)
+    def file(self, i: int) -> BinaryIO:
+        return open(self.root / self.paths[i], "rb")
 
     def name(self, i: int) -> str:
         return str(self.root / self.paths[i])
@@ -137,7 +156,8 @@ class Reader:
 
     title: str
     dataset: Any
-    decoded: bool = field(default=False, init=False)
+
+    decoded = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -166,69 +186,56 @@ def rgb(picture: Image.Image) -> Pixels:
     """Grey (also of 16 bits), palette and transparent pictures as uint8 RGB; transparency is dropped."""
     if picture.mode.startswith("I"):
         grey = np.clip(np.asarray(picture).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return np.repeat(grey[..., None], 3, axis=-1)
+        return np.repeat(grey[..., None], 3, axis=-1)  # (h, w) -> (h, w, 3)
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     return np.asarray(picture.convert("RGB"))
 
 
-def _header(file: Any) -> tuple[int, int]:
-    with Image.open(file) as picture:
-        return picture.height, picture.width
+# --- timm's readers ---
 
 
-# Data sets that timm can read: `torch/NAME`, `hfds/NAME`, `hfids/NAME`, `tfds/NAME`, `wds/NAME`.
-#
-# A folder may follow after a colon (`torch/cifar10:FOLDER`): where the data lies or is downloaded to. Hugging Face
-# and TensorFlow sets have their own caches; torchvision's are put in the user's cache otherwise.
-
-
-PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
-Read = tuple[Store, Ints, tuple[str, ...]]
-
-
-def read_timm(spec: str, memory: float) -> tuple[Read, Read | None]:
+def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:
     """The training and the test part, the second None if the set has none.
 
-    timm gives no way to see whether there is a test part but to open it; its pictures are not decoded here.
-    """
+    timm gives no way to see whether there is a test part but to open it; its pictures are not decoded here."""
     name, _, root = spec.partition(":")
-    if name in (
-        "torch/image_folder",
-        "torch/folder",
-    ):  # without a test folder, timm would read training pictures as test pictures
+    torchvision = name.startswith("torch/")
+    if name in ("torch/image_folder", "torch/folder"):  # timm would read training pictures as test pictures
         raise SuperformerError(f"--data {spec!r} reads folders, which need no reader: give the folder itself")
-    train = _part(name, root, ("train",), memory)
+    train = _first_split(name, root, ("train",), memory)
     if isinstance(train, Exception):
         raise _unread(spec, train) from train
-    test = _part(name, root, ("validation",) if name.startswith("torch/") else ("test", "validation"), memory, train[2])
-    if not isinstance(test, Exception):
+    splits = ("validation",) if torchvision else ("test", "validation")
+    test = _first_split(name, root, splits, memory, train.classes)
+    if isinstance(test, LabelledStore):
         return train, test
-    if name.startswith("torch/") or not isinstance(
-        test, (KeyError, ValueError)
-    ):  # what the others raise for a split that is not there
+    if torchvision or not isinstance(test, (KeyError, ValueError)):  # what the others raise where there is no split
         raise _unread(f"the test part of {spec}", test) from test
     return train, None
 
 
 def _unread(what: str, problem: Exception) -> SuperformerError:
     return SuperformerError(
-        f"timm could not read {what} ({type(problem).__name__}: {problem}): check the name, the network and that the reader's package is "
-        f"installed; a folder may follow after a colon"
+        f"timm could not read {what} ({type(problem).__name__}: {problem}): check the name, the network and that the "
+        "reader's package is installed; a folder may follow after a colon"
     )
 
 
-def _part(
+def _first_split(
     name: str, root: str, splits: Sequence[str], memory: float, classes: tuple[str, ...] = ()
-) -> Read | Exception:
+) -> LabelledStore | Exception:
     """The first split that there is, or the last one's error."""
     from timm.data.dataset_factory import create_dataset
 
-    folder = root or (_cache() if name.startswith("torch/") else None)
+    if not root and name.startswith("torch/"):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "superformer" / "data"
+        cache.mkdir(parents=True, exist_ok=True)
+        root = str(cache)
     problem: Exception = SuperformerError("no split")
     for split in splits:
         try:
-            return _read(name, create_dataset(name, root=folder, split=split, download=True), memory, classes)
+            return _read(name, create_dataset(name, root=root or None, split=split, download=True), memory, classes)
         except SuperformerError:
             raise
         except Exception as error:  # timm and the packages behind it raise anything, assertions included
@@ -236,44 +243,42 @@ def _part(
     return problem
 
 
-def _read(name: str, dataset: Any, memory: float, classes: tuple[str, ...]) -> Read:
-    random_access = (
-        hasattr(type(dataset), "__getitem__") and hasattr(dataset, "__len__") and not hasattr(type(dataset), "__iter__")
-    )
+def _read(name: str, dataset: Any, memory: float, classes: tuple[str, ...]) -> LabelledStore:
+    kind = type(dataset)
     store: Store
-    if random_access:
+    if hasattr(kind, "__getitem__") and hasattr(dataset, "__len__") and not hasattr(kind, "__iter__"):
         store, labels = Reader(name, dataset), _labels(dataset)
     else:
-        store, labels = _stream(name, dataset, memory)
-    found = classes or _classes(dataset) or tuple(str(c) for c in range(int(labels.max()) + 1))
-    if labels.min() < 0 or labels.max() >= len(found):
+        store, labels = _read_stream(name, dataset, memory)
+    classes = classes or _class_names(dataset) or tuple(str(c) for c in range(int(labels.max()) + 1))
+    if labels.min() < 0 or labels.max() >= len(classes):
         raise SuperformerError(
-            f"{name}: labels go from {labels.min()} to {labels.max()}, but there are {len(found)} classes"
+            f"{name}: labels go from {labels.min()} to {labels.max()}, but there are {len(classes)} classes"
         )
-    return store, labels, found
+    return LabelledStore(store, labels, classes)
 
 
 def _labels(dataset: Any) -> Ints:
     """All labels, without decoding pictures where the data set has them apart."""
-    reader = getattr(dataset, "reader", None)
-    for owner, key in ((dataset, "targets"), (dataset, "labels"), (dataset, "_labels")):
-        values = getattr(owner, key, None)
+    for key in ("targets", "labels", "_labels"):
+        values = getattr(dataset, key, None)
         if values is not None and len(values) == len(dataset):
             return np.asarray(values).astype(np.int64)
+    reader = getattr(dataset, "reader", None)
     if reader is not None and hasattr(reader, "label_key"):
         return np.asarray(reader.dataset[reader.label_key]).astype(np.int64)
     return np.array([dataset[i][1] for i in range(len(dataset))], dtype=np.int64)
 
 
-def _classes(dataset: Any) -> tuple[str, ...]:
-    named = getattr(dataset, "classes", None)
-    if named is None:
+def _class_names(dataset: Any) -> tuple[str, ...]:
+    names = getattr(dataset, "classes", None)
+    if names is None:
         number = getattr(getattr(dataset, "reader", None), "class_to_idx", None) or {}
-        named = sorted(number, key=lambda n: number[n])
-    return tuple(n if isinstance(n, str) else ", ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in named)
+        names = sorted(number, key=lambda n: number[n])
+    return tuple(", ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
 
 
-def _stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
+def _read_stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
     """A data set that can only be read from its beginning is kept whole."""
     pictures, labels, size = [], [], 0
     for picture, label in dataset:
@@ -282,14 +287,9 @@ def _stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
         size += pictures[-1].nbytes
         if size > memory * 1e9:
             raise SuperformerError(
-                f"{name} can only be read from its beginning and does not fit {memory:g} GB: raise data.memory, or give it as a folder"
+                f"{name} can only be read from its beginning and does not fit {memory:g} GB: raise data.memory, "
+                "or give it as a folder"
             )
     if not pictures:
         raise SuperformerError(f"{name} holds no pictures")
     return Arrays(pictures), np.array(labels, dtype=np.int64)
-
-
-def _cache() -> str:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "superformer" / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)

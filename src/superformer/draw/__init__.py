@@ -9,22 +9,9 @@ from __future__ import annotations
 import math
 import re
 
-from superformer.draw.sketch import (
-    SQUARES,
-    WIDTHS,
-    counted,
-    facts,
-    heading,
-    label,
-    largest,
-    number,
-    ordered,
-    ratios,
-    runs,
-    said,
-)
-from superformer.draw.sketch import token_width as width_of
-from superformer.draw.svg import Drawing, cut, element, style, wide, wrapped
+from superformer.draw import sketch, svg
+from superformer.draw.sketch import SQUARES, WIDTHS, equal_runs, label, length, value_names, value_text
+from superformer.draw.svg import Drawing, cut, text_width, wrapped
 from superformer.settings import amount
 from superformer.space.arch import Arch, Values
 from superformer.spaces import arch as published
@@ -53,26 +40,25 @@ class _Picture:
     """One drawing in the making: ``y`` is how far down it has come."""
 
     def __init__(self, arch: Arch, name: str | None, macs: float | None, params: float | None):
+        # what is drawn
         self.arch, self.name = arch, name or arch.key
         self.id = "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
-        own = facts(arch)
-        self.maps, self.macs, self.params = (
-            own.maps,
-            own.macs if macs is None else macs,
-            own.params if params is None else params,
-        )
-        self.widths = [width_of(arch, i) for i in range(len(arch.stages))]
-        self.ratios = ratios(arch)
-        self.full = largest(self.ratios)
+        facts = sketch.facts(arch)
+        self.maps = facts.maps
+        self.macs, self.params = facts.macs if macs is None else macs, facts.params if params is None else params
+        self.widths = [sketch.token_width(arch, i) for i in range(len(arch.stages))]
+        self.ratios = sketch.width_multiples(arch)
+        self.full = sketch.largest_multiples(self.ratios)
+        # what is drawn how: widths as bars, one value as a little grid, one word as a coloured edge
         self.colour = {bar: f"b{k % 4}" for k, bar in enumerate(self.full)}
         blocks = [b for s in arch.stages for b in s.blocks]
-        square = next((name for name in SQUARES if any(number(b, name) for b in blocks)), "")
-        self.square, self.largest_square = square, max((number(b, square) for b in blocks), default=0)
-        kinds = [n for n in ordered(blocks) if any(isinstance(b.get(n), str) for b in blocks)]
+        square = next((name for name in SQUARES if any(length(b, name) for b in blocks)), "")
+        self.square, self.largest_square = square, max((length(b, square) for b in blocks), default=0)
+        kinds = [n for n in value_names(blocks) if any(isinstance(b.get(n), str) for b in blocks)]
         self.kind = "type" if "type" in kinds else kinds[0] if kinds else ""
-        self.words = {
-            w: f"w{k % 4}" for k, w in enumerate(dict.fromkeys(said(b[self.kind]) for b in blocks if self.kind in b))
-        }
+        words = dict.fromkeys(value_text(b[self.kind]) for b in blocks if self.kind in b)
+        self.words = {word: f"w{k % 4}" for k, word in enumerate(words)}
+        # how large cards are, and how many stand side by side
         self.slots = {bar: self._slot(bar) for bar in self.full}
         self.card = max([54.0] + [self._inner(b) for b in blocks]) + 2 * PAD
         most = max(int((MOST + GAP) / (self.card + GAP)), 1)
@@ -86,43 +72,42 @@ class _Picture:
 
     def _slot(self, bar: str) -> float:
         """The room of a bar and of the two lines below it."""
-        texts = [
-            (said(b[bar]), self._note(i, k, bar))
-            for i, s in enumerate(self.arch.stages)
-            for k, b in enumerate(s.blocks)
-            if bar in b
-        ]
-        return max([30 if bar == "attn" else 22] + [max(wide(value, 10), wide(note, 9.5)) for value, note in texts])
+        room = 30.0 if bar == "attn" else 22.0
+        for i, stage in enumerate(self.arch.stages):
+            for k, block in enumerate(stage.blocks):
+                if bar in block:
+                    note = self._note(i, k, bar)
+                    room = max(room, text_width(value_text(block[bar]), 10), text_width(note, 9.5))
+        return room
 
     def _note(self, i: int, k: int, bar: str) -> str:
         """What stands below a bar's width: the heads, or the multiple of the stage's width."""
         block = self.arch.stages[i].blocks[k]
-        if bar == "attn" and number(block, "heads"):
-            return f"{said(block['heads'])} h"
+        if bar == "attn" and length(block, "heads"):
+            return f"{value_text(block['heads'])} h"
         return _multiple(self.ratios[i][k][bar]) if self.widths[i] and bar in self.ratios[i][k] else ""
 
     def _bars(self, block: Values) -> list[str]:
-        return [bar for bar in self.full if number(block, bar)]
+        return [bar for bar in self.full if length(block, bar)]
 
     def _lines(self, block: Values) -> list[str]:
         """What a card says in words."""
         shown = {*self._bars(block), self.square}
         shown |= {"heads"} & set(block) if "attn" in shown else set()
-        return [label(n, block[n]) for n in ordered([block]) if n not in shown or not number(block, n)]
+        return [label(n, block[n]) for n in value_names([block]) if n not in shown or not length(block, n)]
 
     def _inner(self, block: Values) -> float:
         bars = sum(self.slots[b] + GAP for b in self._bars(block)) - GAP
-        return max([bars] + [min(wide(line, 9.5), 150) for line in self._lines(block)])
+        return max([bars] + [min(text_width(line, 9.5), 150) for line in self._lines(block)])
 
     # --- pieces ---
 
     def put(self, tag: str, content: str | None = None, **attributes: object) -> None:
-        self.out.append(element(tag, content, **attributes))
+        self.out.append(svg.element(tag, content, **attributes))
 
     def say(self, x: float, y: float, text: str, size: float = 10, class_: str = "d", anchor: str = "start") -> None:
-        more = {} if anchor == "start" else {"text_anchor": anchor}
         if text:
-            self.put("text", text, x=float(x), y=float(y), font_size=size, class_=class_, **more)
+            self.out.append(svg.text(x, y, text, size, class_, anchor))
 
     def fill(self, x: float, y: float, width: float, height: float, class_: str, rx: float = 1.5) -> None:
         self.put("rect", x=float(x), y=float(y), width=float(width), height=float(height), rx=rx, class_=class_)
@@ -139,10 +124,9 @@ class _Picture:
         cells = max(math.ceil(5 * value / self.largest_square), 1)
         side = 2.4 * cells
         x = right - side
-        path = "".join(
-            f"M{x + 2.4 * k:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - 2.4 * k:.1f}h{side:.1f}"
-            for k in range(cells + 1)
-        )
+        path = ""
+        for k in range(cells + 1):
+            path += f"M{x + 2.4 * k:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - 2.4 * k:.1f}h{side:.1f}"
         self.put("path", d=path, class_="grid")
 
     # --- the parts of the picture ---
@@ -164,7 +148,7 @@ class _Picture:
         )
         self.put("title", f"Architecture {self.name}", id=title)
         self.put("desc", self._description(), id=desc)
-        self.out.append(style(self.id, FILLS, LINES, {"h": "font-weight:600", "card": "stroke:var(--edge)"}))
+        self.out.append(svg.style(self.id, FILLS, LINES, {"h": "font-weight:600", "card": "stroke:var(--edge)"}))
         self.fill(0, 0, self.wide, height, "bg", 10)
         self.put("path", d=f"M32 {nodes[0] + 12:.1f}V{nodes[-1] + 12:.1f}", class_="rail")
         for i, y in enumerate(nodes):
@@ -175,15 +159,10 @@ class _Picture:
 
     def _title(self) -> None:
         self.say(24, 38, cut(self.name, self.wide - 48, 20), 20, "h")
-        cost = [
-            f"{amount(v)} {what}" for v, what in ((self.macs, "MACs"), (self.params, "parameters")) if v is not None
-        ]
-        parts = [
-            *cost,
-            counted(self.arch.depth),
-            f"family {self.arch.family}",
-            *([self.arch.key] if self.name != self.arch.key else []),
-        ]
+        costs = ((self.macs, "MACs"), (self.params, "parameters"))
+        parts = [f"{amount(value)} {what}" for value, what in costs if value is not None]
+        parts += [sketch.counted(self.arch.depth), f"family {self.arch.family}"]
+        parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
         for line in wrapped(parts, self.wide - 48, 12.5):
             self.y += 18
@@ -204,7 +183,7 @@ class _Picture:
 
     def _stage(self, i: int) -> None:
         self.say(LEFT, self.y + 16, f"Stage {i + 1}", 13.5, "h")
-        lines = wrapped(heading(self.arch, i, self.maps, TIMES), self.room - 80, 11.5)
+        lines = wrapped(sketch.stage_facts(self.arch, i, self.maps, TIMES), self.room - 80, 11.5)
         for k, line in enumerate(lines):
             self.say(LEFT + 74, self.y + 16 + 15 * k, line, 11.5, "i")
         self.y += 24 + 15 * (len(lines) - 1)
@@ -221,7 +200,7 @@ class _Picture:
         bars = any(self._bars(b) for b in blocks)
         words = HEAD + bars * (BAR + 2 * LINE + 2)
         tall = words + max(len(self._lines(b)) for b in blocks) * LINE + 6
-        same = [(a, b) for a, b in runs(blocks) if b - a > 1 and blocks[a]]
+        same = [(a, b) for a, b in equal_runs(blocks) if b - a > 1 and blocks[a]]
         for start in range(0, len(blocks), columns):
             stop = min(start + columns, len(blocks))
             xs = [LEFT + k * (self.card + GAP) for k in range(stop - start)]
@@ -242,12 +221,12 @@ class _Picture:
         self.put("title", f"Stage {i + 1}, block {k + 1}: {_sentence(block)}")
         self.fill(x, y, self.card, tall, "card", 5)
         if self.kind in block:
-            self.fill(x, y, self.card, 4, self.words[said(block[self.kind])], 2)
+            self.fill(x, y, self.card, 4, self.words[value_text(block[self.kind])], 2)
         self.say(x + PAD, y + 16, str(k + 1))
-        if value := number(block, self.square):
-            text, right = said(block[self.square]), x + self.card - PAD
+        if value := length(block, self.square):
+            text, right = value_text(block[self.square]), x + self.card - PAD
             self.say(right, y + 16, text, 10, "i", "end")
-            self.grid(right - wide(text, 10) - 2, y + 17, value)
+            self.grid(right - text_width(text, 10) - 2, y + 17, value)
         base, bars = y + HEAD + BAR, self._bars(block)
         spare = self.card - 2 * PAD - sum(self.slots[b] for b in bars)
         left, between = x + PAD, spare / (len(bars) - 1) if len(bars) > 1 else 0
@@ -255,8 +234,8 @@ class _Picture:
             slot, high = self.slots[bar], max(BAR * self.ratios[i][k][bar] / self.full[bar], 1.5)
             self.fill(left, base - high, slot, high, self.colour[bar])
             if bar == "attn":
-                self.stripes(left, base - high, slot, high, int(number(block, "heads")))
-            self.say(left + slot / 2, base + 12, said(block[bar]), 10, "i", "middle")
+                self.stripes(left, base - high, slot, high, int(length(block, "heads")))
+            self.say(left + slot / 2, base + 12, value_text(block[bar]), 10, "i", "middle")
             self.say(left + slot / 2, base + 24, self._note(i, k, bar), 9.5, "d", "middle")
             left += slot + between
         for n, text in enumerate(self._lines(block), 1):
@@ -265,7 +244,7 @@ class _Picture:
 
     def _legend(self) -> None:
         """What the marks mean: those of this picture only."""
-        heads = any(number(b, "heads") for s in self.arch.stages for b in s.blocks)
+        heads = any(length(b, "heads") for s in self.arch.stages for b in s.blocks)
         stripes = ", a stripe for each head (h)" if heads else ""
         items = [(self.colour[bar], f"{bar}: {WIDTHS[bar]}{stripes if bar == 'attn' else ''}") for bar in self.full]
         items += [("grid", f"{self.square}: {SQUARES[self.square]}")] if self.square else []
@@ -275,39 +254,37 @@ class _Picture:
         x, self.y = 24.0, self.y + 17
         for mark, text in items:
             text = cut(text, self.wide - 80, 11)
-            if x > 24 and x + 20 + wide(text, 11) > self.wide - 24:
+            if x > 24 and x + 20 + text_width(text, 11) > self.wide - 24:
                 x, self.y = 24.0, self.y + 18
             if mark == "grid":
                 self.grid(x + 13, self.y + 1, self.largest_square)
             else:
                 self.fill(x, self.y - (5 if mark == "rule" else 10), 14, 3 if mark == "rule" else 12, mark)
-                self.stripes(
-                    x, self.y - 10, 14, 12, 3 if stripes in text and text.startswith("attn:") and stripes else 0
-                )
+                heads_here = bool(stripes) and text.startswith("attn:") and stripes in text
+                self.stripes(x, self.y - 10, 14, 12, 3 if heads_here else 0)
             self.say(x + 20, self.y, text, 11, "i")
-            x += 36 + wide(text, 11)
+            x += 36 + text_width(text, 11)
         if self.full:
             unit = f"{TIMES} is a multiple of the stage's width" if any(self.widths) else "heights are widths"
-            tops = ", ".join(
-                f"{bar} {_multiple(top) if any(self.widths) else said(top)}" for bar, top in self.full.items()
-            )
+            shown = _multiple if any(self.widths) else value_text
+            tops = ", ".join(f"{bar} {shown(top)}" for bar, top in self.full.items())
             self.y += 19
             self.say(24, self.y, cut(f"Bars: {unit}; full height is {tops}.", self.wide - 48, 11), 11)
 
     def _description(self) -> str:
         """The picture in words."""
-        out = [
-            f"A {self.arch.family} network of {counted(self.arch.depth)} for pictures of {self.arch.resolution} pixels."
-        ]
+        size = self.arch.resolution
+        out = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
         for i, stage in enumerate(self.arch.stages):
-            out.append(f"Stage {i + 1}: {', '.join(heading(self.arch, i, self.maps))}.")
-            for a, b in runs(stage.blocks):
-                out.append(f"{f'Blocks {a + 1} to {b}' if b - a > 1 else f'Block {b}'}: {_sentence(stage.blocks[a])}.")
+            out.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
+            for a, b in equal_runs(stage.blocks):
+                which = f"Blocks {a + 1} to {b}" if b - a > 1 else f"Block {b}"
+                out.append(f"{which}: {_sentence(stage.blocks[a])}.")
         return " ".join(out)
 
 
 def _sentence(block: Values) -> str:
-    return ", ".join(label(n, block[n]) for n in ordered([block])) or "no values"
+    return ", ".join(label(n, block[n]) for n in value_names([block])) or "no values"
 
 
 def _multiple(ratio: float) -> str:
@@ -317,6 +294,6 @@ def _multiple(ratio: float) -> str:
 def _shortened(text: str, room: float, size: float) -> str:
     """A name and its value, with less of the name where both are too long."""
     name, _, value = text.rpartition(" ")
-    if not name or wide(text, size) <= room:
+    if not name or text_width(text, size) <= room:
         return cut(text, room, size)
-    return cut(f"{cut(name, room - wide(' ' + value, size), size)} {value}", room, size)
+    return cut(f"{cut(name, room - text_width(' ' + value, size), size)} {value}", room, size)

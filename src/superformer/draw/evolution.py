@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from superformer.draw.svg import Drawing, cut, element, style
+from superformer.draw.svg import Drawing, cut, element, style, text
 
 ID = "sf-evolution"
 LEFT, WIDE, HEAD, TALL, PLOT, TOP, EDGE = 132, 208, 96, 110, 46, 24, 24
@@ -24,20 +24,21 @@ def draw(spaces: Sequence[Mapping[str, Any]], name: str = "") -> Drawing:
     width, height = 2 * EDGE + LEFT + WIDE * len(spaces), EDGE + HEAD + TALL * len(labels) + EDGE
     title = f"How the space {name} evolved".replace("  ", " ")
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">',
         element("title", title),
         style(ID, FILLS, LINES, {"h": "font-weight:600"}),
         element("rect", width=width, height=height, rx=10, class_="bg"),
-        _say(EDGE, EDGE + 12, cut(title, LEFT + WIDE * len(spaces), 15), 15, "h"),
-        _say(EDGE, EDGE + 50, "E-T error", 12, "i"),
-        _say(EDGE, EDGE + 66, "expected", 11),
-        _say(EDGE, EDGE + 80, "best found", 11),
+        text(EDGE, EDGE + 12, cut(title, LEFT + WIDE * len(spaces), 15), 15, "h"),
+        text(EDGE, EDGE + 50, "E-T error", 12, "i"),
+        text(EDGE, EDGE + 66, "expected", 11),
+        text(EDGE, EDGE + 80, "best found", 11),
     ]
     for t, space in enumerate(spaces):
         x = EDGE + LEFT + WIDE * t
-        out.append(_say(x, EDGE + 34, f"space {t}", 12, "h"))
-        out.append(_say(x, EDGE + 50, f"{space['et_error']:.2f} %", 12, "h"))
-        out += [_say(x, EDGE + y, f"{space[key]:.2f} %", 11) for y, key in ((66, "expected"), (80, "best"))]
+        out.append(text(x, EDGE + 34, f"space {t}", 12, "h"))
+        out.append(text(x, EDGE + 50, f"{space['et_error']:.2f} %", 12, "h"))
+        out += [text(x, EDGE + y, f"{space[key]:.2f} %", 11) for y, key in ((66, "expected"), (80, "best"))]
         found = {trend["label"]: trend for trend in space["trends"]}
         for row, label in enumerate(labels):
             if label in found:
@@ -45,7 +46,7 @@ def draw(spaces: Sequence[Mapping[str, Any]], name: str = "") -> Drawing:
     for row, label in enumerate(labels):
         y = EDGE + HEAD + TALL * row
         out.append(element("path", d=f"M{EDGE} {y}H{width - EDGE}", class_="rule-line"))
-        out.append(_say(EDGE, y + TALL / 2, cut(label, LEFT - 8, 12), 12, "i"))
+        out.append(text(EDGE, y + TALL / 2, cut(label, LEFT - 8, 12), 12, "i"))
     return Drawing("\n".join([*out, "</svg>", ""]))
 
 
@@ -64,17 +65,17 @@ def _cell(x: float, y: float, trend: Mapping[str, Any], last: bool) -> list[str]
     for at, up, value, error in zip(xs, ys, values, errors, strict=True):
         dot = element("circle", cx=at, cy=up, r=4.0, class_="dot")
         out.append(dot.replace("/>", f">{element('title', f'{value:g}: {error:.2f} %')}</circle>"))
-        out.append(_say(at, up - 7, f"{error:.1f}", 8.5, "d", "middle"))
-        out.append(_say(at, y + TOP + PLOT + 18, f"{value:g}", 11, "h", "middle"))
+        out.append(text(at, up - 7, f"{error:.1f}", 8.5, "d", "middle"))
+        out.append(text(at, y + TOP + PLOT + 18, f"{value:g}", 11, "h", "middle"))
     moved = trend["after"] != values
     if moved and not last:
         words = "larger" if min(trend["after"]) > min(values) or max(trend["after"]) > max(values) else "smaller"
         class_ = "up" if words == "larger" else "down"
-        out.append(_say(x + WIDE - 12, y + TOP + PLOT + 18, "\u2192", 13, class_, "middle"))
+        out.append(text(x + WIDE - 12, y + TOP + PLOT + 18, "\u2192", 13, class_, "middle"))
     else:
         words = "" if last else "stays"
-    text = f"{trend['slope']:+.2f} % a step" + (f": {words}" if words else "")
-    out.append(_say(x + 20 - 8, y + TOP + PLOT + 31, cut(text, WIDE - 20, 9), 9))
+    slope = f"{trend['slope']:+.2f} % a step" + (f": {words}" if words else "")
+    out.append(text(x + 20 - 8, y + TOP + PLOT + 31, cut(slope, WIDE - 20, 9), 9))
     return out
 
 
@@ -85,8 +86,3 @@ def _line(values: Sequence[float], errors: Sequence[float]) -> list[float]:
     spread = sum((v - centre) ** 2 for v in values)
     slope = sum((v - centre) * (e - mean) for v, e in zip(values, errors, strict=True)) / spread if spread else 0.0
     return [mean + slope * (v - centre) for v in values]
-
-
-def _say(x: float, y: float, text: str, size: float, class_: str = "d", anchor: str = "start") -> str:
-    more = {} if anchor == "start" else {"text_anchor": anchor}
-    return element("text", text, x=float(x), y=float(y), font_size=size, class_=class_, **more)

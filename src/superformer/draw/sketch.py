@@ -20,13 +20,9 @@ from superformer.space.arch import Arch, Value, Values
 from superformer.space.costs import skeleton
 
 WIDTHS = {
-    "attn": "attention width",
-    "mid": "inner width",
-    "mid1": "first inner width",
-    "mid2": "second inner width",
-    "hidden": "hidden width",
-    "mlp": "hidden width of the MLP",
-}
+    "attn": "attention width", "mid": "inner width", "mid1": "first inner width", "mid2": "second inner width",
+    "hidden": "hidden width", "mlp": "hidden width of the MLP",
+}  # fmt: skip
 SQUARES = {"window": "rows and columns of a window", "kernel": "rows and columns of a kernel"}
 STYLES = ("blue", "yellow", "green", "magenta")
 
@@ -55,7 +51,7 @@ def facts(arch: Arch) -> Facts:
     return Facts(int(own.macs[0]), int(own.params[0]), tuple((int(r), int(c)) for r, c in maps))
 
 
-def number(values: Mapping[str, Value], name: str) -> float:
+def length(values: Mapping[str, Value], name: str) -> float:
     """A value that can be drawn as a length, or 0."""
     value = values.get(name, 0)
     return value if isinstance(value, int | float) and 0 < value < math.inf else 0
@@ -63,28 +59,25 @@ def number(values: Mapping[str, Value], name: str) -> float:
 
 def token_width(arch: Arch, stage: int) -> float:
     """Channels of a stage's tokens, or 0 if the architecture does not say."""
-    return number(arch.stages[stage].choices, "width") or number(arch.choices, "width")
+    return length(arch.stages[stage].choices, "width") or length(arch.choices, "width")
 
 
-def ratios(arch: Arch) -> list[list[dict[str, float]]]:
+def width_multiples(arch: Arch) -> list[list[dict[str, float]]]:
     """Each width of each block as a multiple of the stage's width, so that stages can be compared (of 1 where a stage
     has none)."""
     return [
-        [
-            {name: number(block, name) / (token_width(arch, i) or 1) for name in WIDTHS if number(block, name)}
-            for block in stage.blocks
-        ]
+        [{n: length(b, n) / (token_width(arch, i) or 1) for n in WIDTHS if length(b, n)} for b in stage.blocks]
         for i, stage in enumerate(arch.stages)
     ]
 
 
-def largest(multiples: list[list[dict[str, float]]]) -> dict[str, float]:
+def largest_multiples(multiples: list[list[dict[str, float]]]) -> dict[str, float]:
     """The largest multiple of each name: what a full bar stands for."""
     every = [block for stage in multiples for block in stage]
     return {name: max(b[name] for b in every if name in b) for name in WIDTHS if any(name in b for b in every)}
 
 
-def ordered(blocks: Iterable[Values]) -> list[str]:
+def value_names(blocks: Iterable[Values]) -> list[str]:
     """The names of these blocks' values: words, heads, widths, squares, then the others."""
     words = {name for block in blocks for name, value in block.items() if isinstance(value, str)}
     known = ["heads", *WIDTHS, *SQUARES]
@@ -92,7 +85,7 @@ def ordered(blocks: Iterable[Values]) -> list[str]:
     return sorted(found, key=lambda n: (n not in words, known.index(n) if n in known else len(known)))
 
 
-def runs(blocks: Sequence[Values]) -> list[tuple[int, int]]:
+def equal_runs(blocks: Sequence[Values]) -> list[tuple[int, int]]:
     """Equal neighbours: where each run starts and where it stops."""
     stops = [(start := 0)]
     for _, group in groupby(blocks):
@@ -101,20 +94,26 @@ def runs(blocks: Sequence[Values]) -> list[tuple[int, int]]:
     return list(pairwise(stops))
 
 
-def said(value: Value) -> str:
+def value_text(value: Value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def label(name: str, value: Value) -> str:
     """A value in words: 12 heads, local, mlp 768."""
-    return said(value) if name == "type" else f"{said(value)} {name}" if name == "heads" else f"{name} {said(value)}"
+    return (
+        value_text(value)
+        if name == "type"
+        else f"{value_text(value)} {name}"
+        if name == "heads"
+        else f"{name} {value_text(value)}"
+    )
 
 
 def counted(n: int, what: str = "block") -> str:
     return f"{n} {what}" if n == 1 else f"{n or 'no'} {what}s"
 
 
-def heading(arch: Arch, stage: int, maps: Sequence[tuple[int, int]] | None, times: str = "x") -> list[str]:
+def stage_facts(arch: Arch, stage: int, maps: Sequence[tuple[int, int]] | None, times: str = "x") -> list[str]:
     """The facts of a stage, apart from its number."""
     own = arch.stages[stage]
     parts = [f"map {maps[stage][0]} {times} {maps[stage][1]}"] if maps else []
@@ -132,34 +131,30 @@ def _bar(share: float, cells: int, plain: bool) -> str:
 def sketch(arch: Arch, plain: bool = False, cells: int = 12) -> Text:
     """An architecture for a terminal; ``plain`` uses ASCII only. Bars are multiples of the stage's width, as in
     `superformer.draw`."""
-    multiples, maps = ratios(arch), facts(arch).maps
-    full, widths = largest(multiples), [token_width(arch, i) for i in range(len(arch.stages))]
+    multiples, maps = width_multiples(arch), facts(arch).maps
+    full, widths = largest_multiples(multiples), [token_width(arch, i) for i in range(len(arch.stages))]
     blocks = [b for s in arch.stages for b in s.blocks]
-    room = {name: max(len(said(b[name])) for b in blocks if name in b) for name in ordered(blocks)}
+    room = {name: max(len(value_text(b[name])) for b in blocks if name in b) for name in value_names(blocks)}
     colour = {name: STYLES[k % len(STYLES)] for k, name in enumerate(full)}
-    size = f"{arch.resolution} x {arch.resolution}"
-    lines = [
-        Text.assemble(("Picture", "bold"), "  " + ", ".join([size, *(label(k, v) for k, v in arch.choices.items())]))
-    ]
+    whole = [f"{arch.resolution} x {arch.resolution}", *(label(k, v) for k, v in arch.choices.items())]
+    lines = [Text.assemble(("Picture", "bold"), "  " + ", ".join(whole))]
     for i, stage in enumerate(arch.stages):
-        head = Text.assemble("\n", (f"Stage {i + 1}", "bold"), "  " + ", ".join(heading(arch, i, maps)))
+        head = Text.assemble("\n", (f"Stage {i + 1}", "bold"), "  " + ", ".join(stage_facts(arch, i, maps)))
         if widths[i] and len(widths) > 1:
             head.append("  ").append(_bar(widths[i] / max(widths), cells, plain), "cyan")
         lines.append(head)
-        for start, stop in runs(stage.blocks):
+        for start, stop in equal_runs(stage.blocks):
             block, n = stage.blocks[start], stop - start
-            line = Text.assemble(
-                f"{f'{start + 1}-{stop}' if n > 1 else stop!s:>7}", (f"{f' x{n}' if n > 1 else '':5}", "dim")
-            )
-            for name in ordered(stage.blocks):
-                value = said(block[name]) if name in block else ""
+            which, times = (f"{start + 1}-{stop}", f" x{n}") if n > 1 else (str(stop), "")
+            line = Text.assemble(f"{which:>7}", (f"{times:5}", "dim"))
+            for name in value_names(stage.blocks):
+                value = value_text(block[name]) if name in block else ""
                 padded = value.ljust(room[name]) if isinstance(block.get(name), str) else value.rjust(room[name])
                 words = label(name, padded)
                 line.append(words if value else " " * len(words))
                 if name in full:
-                    line.append(" ").append(
-                        _bar(multiples[i][start].get(name, 0) / full[name], cells, plain), colour[name]
-                    )
+                    share = multiples[i][start].get(name, 0) / full[name]
+                    line.append(" ").append(_bar(share, cells, plain), colour[name])
                 line.append("  ")
             lines.append(line)
     for line in lines:

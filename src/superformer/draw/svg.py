@@ -47,9 +47,8 @@ class Drawing(str):
                 part.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "that is no file's name"
-            raise SuperformerError(
-                f"cannot write {str(path)!r}: {why}; give a file in a folder that is there"
-            ) from error
+            told = f"cannot write {str(path)!r}: {why}; give a file in a folder that is there"
+            raise SuperformerError(told) from error
         return to
 
 
@@ -61,7 +60,8 @@ def style(id_: str, fills: dict[str, str], lines: dict[str, tuple[str, float | N
     for name, (colour, width) in lines.items():
         rules[name] = f"fill:none;stroke:var(--{colour})" + (f";stroke-width:{width}" if width else "")
     classes = "".join(f"{at} .{name}{{{rule}}}" for each in (rules, more) for name, rule in each.items())
-    return f"<style>{at}{{{light};font-family:{FONT}}}@media (prefers-color-scheme:dark){{{at}{{{dark}}}}}{classes}</style>"
+    colours = f"{at}{{{light};font-family:{FONT}}}@media (prefers-color-scheme:dark){{{at}{{{dark}}}}}"
+    return f"<style>{colours}{classes}</style>"
 
 
 def element(tag: str, content: str | None = None, **attributes: object) -> str:
@@ -74,7 +74,13 @@ def element(tag: str, content: str | None = None, **attributes: object) -> str:
     return f"{opened}/>" if content is None else f"{opened}>{escape(FORBIDDEN.sub(chr(0xFFFD), content))}</{tag}>"
 
 
-def wide(text: str, size: float) -> float:
+def text(x: float, y: float, content: str, size: float = 10, class_: str = "d", anchor: str = "start") -> str:
+    """Words whose start (or middle, or end) is at x."""
+    more = {} if anchor == "start" else {"text_anchor": anchor}
+    return element("text", content, x=float(x), y=float(y), font_size=size, class_=class_, **more)
+
+
+def text_width(text: str, size: float) -> float:
     """How wide a text is, generously: fonts differ."""
 
     def one(c: str) -> float:
@@ -87,9 +93,9 @@ def wide(text: str, size: float) -> float:
 
 def cut(text: str, room: float, size: float) -> str:
     """As much of a text as there is room for."""
-    if wide(text, size) <= room:
+    if text_width(text, size) <= room:
         return text
-    while len(text) > 1 and wide(text + "…", size) > room:
+    while len(text) > 1 and text_width(text + "…", size) > room:
         text = text[:-1]
     return text + "…"
 
@@ -98,7 +104,7 @@ def wrapped(parts: Sequence[str], room: float, size: float, between: str = "  \u
     """Parts of a sentence in as many lines as they need."""
     lines: list[str] = []
     for part in parts:
-        if lines and wide(lines[-1] + between + part, size) <= room:
+        if lines and text_width(lines[-1] + between + part, size) <= room:
             lines[-1] += between + part
         else:
             lines.append(cut(part, room, size))

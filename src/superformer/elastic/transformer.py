@@ -16,6 +16,7 @@ from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.layers import Layer, LayerNorm, Linear, Table, Widths, width
 from superformer.elastic.places import Places
 from superformer.elastic.positions import RelativePosition
+from superformer.errors import SuperformerError
 from superformer.kernels.attention import attention, split_heads
 from superformer.kernels.relative import relative_attention
 from superformer.space.costs import Cost, Count
@@ -182,9 +183,11 @@ class Cell(nn.Module, abc.ABC):
         kept = 1 - self.drop_path
         return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
 
-    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places | None:
-        """Where the queries and keys of its attention lie on the map; None: it does not attend."""
-        return None
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        """Where the queries and the keys of its attention lie on the map."""
+        raise SuperformerError(
+            f"where the tokens of {type(self).__name__} lie is not known: a block that attends has a method places"
+        )
 
 
 class Block(Cell):

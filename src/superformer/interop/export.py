@@ -149,7 +149,7 @@ class Preparation:
 
 
 def preparation(stored: Stored) -> Preparation:
-    """What a stored network says of it; the defaults are those of `superformer.data.augment.Frame`."""
+    """What a stored network says of it; the defaults are those of `superformer.data.augment.EvalTransform`."""
     config = stored.config
     interpolation = str(config.get("interpolation", "bicubic"))
     return Preparation(

@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs nothing else.
 
-`inputs` and `points` read the run's files; `found`, `training`, `evolution`, `deployed` and `repeat` make the sections;
-`charts` describes charts, which the scripts draw; `page` puts everything together."""
+`inputs` reads the run's files; `search`, `training`, `deployment` and `reproduction` make the sections out of the
+pieces of `markup`; `page` puts everything together with the scripts, which draw the charts."""
 
 from __future__ import annotations
 

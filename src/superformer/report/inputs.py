@@ -1,4 +1,6 @@
-"""Numbers of a run in words."""
+"""What a run folder holds so far, every architecture that was evaluated, and how numbers are written.
+
+What is not there yet is empty; what is there and cannot be read is told."""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from superformer.settings import amount
 from superformer.space import Space
 from superformer.space.arch import Arch
 
-SUPERSCRIPT = str.maketrans("0123456789", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+
 COSTS = {
     "macs": "MACs",
     "params": "parameters",
@@ -34,25 +38,31 @@ COSTS = {
 }
 MEASURED = {"latency": "measured", "throughput": "measured_throughput"}
 """Costs that are predicted, and under which name a row has what was measured of them (`superformer.search.front`)."""
+NOTHING = "\u2013"
+"""Where a number is not known."""
+SUPERSCRIPT = str.maketrans("0123456789", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+MOST = 8000
+"""Points of a page; of longer histories the front, the best and a part of the rest are drawn."""
+ROOM = 2_000_000
+"""Characters for architectures."""
+
+# --- numbers in words ---
 
 
 def number(value: object) -> float | None:
     """A number from a file, if it is one."""
-    return (
-        float(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        else None
-    )
+    plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if plain else None  # type: ignore[arg-type]
 
 
 def percent(accuracy: object, digits: int = 2) -> str:
     """A share in percent."""
-    return "\u2013" if (value := number(accuracy)) is None else f"{100 * value:.{digits}f} %"
+    return NOTHING if (value := number(accuracy)) is None else f"{100 * value:.{digits}f} %"
 
 
 def seconds(time: object) -> str:
     if (value := number(time)) is None:
-        return "\u2013"
+        return NOTHING
     if value < 1e-3:
         return f"{1e6 * value:.3g} µs"
     if value < 1:
@@ -65,11 +75,11 @@ def seconds(time: object) -> str:
 def cost_text(name: str, value: object) -> str:
     """A cost with its unit."""
     if (own := number(value)) is None:
-        return "\u2013"
+        return NOTHING
     return seconds(own) if name == "latency" else amount(own) + {"throughput": "/s", "memory": "B"}.get(name, "")
 
 
-def large(n: int) -> str:
+def count(n: int) -> str:
     """A count, of architectures for instance, that may have many digits."""
     if n < 10**6:
         return f"{n:,}"
@@ -81,10 +91,7 @@ def counted(n: int, one: str, more: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else more or one + 's'}"
 
 
-# What a run folder holds so far. What is not there yet is empty; what is there and cannot be read is told.
-
-
-Row = dict[str, Any]
+# --- the files of a run ---
 
 
 @dataclass(frozen=True)
@@ -104,10 +111,11 @@ class Inputs:
     bench: Row = field(default_factory=dict)
     analysis: Row = field(default_factory=dict)
     commands: list[Row] = field(default_factory=list)
-    table: LatencyTable | None = None
-    large: LatencyTable | None = None
-    """Of latency, and of the time of large batches, from which throughput follows."""
+    latency_table: LatencyTable | None = None
+    throughput_table: LatencyTable | None = None
+    """Of the time of large batches, from which throughput follows."""
     fits: list[Row] = field(default_factory=list)
+    """What the tables of latencies say of themselves."""
 
     @property
     def folder(self) -> str:
@@ -137,6 +145,11 @@ def read(folder: str | Path) -> Inputs:
     run = Run.open(folder)
     tables = [(path, _object(path)) for path in sorted(run.folder.glob("latency-*.json"))]
     front = _object(run.front_file)
+    fast = any("throughput" in row for row in front.get("front", []))
+    analysis = _object(run.folder / "analysis.json")
+    known = analysis.get("supernet")
+    if known is not None and not (run.supernet_file.exists() and known == run.fingerprint()):
+        analysis = {}  # that of another supernet
     return Inputs(
         run=run,
         recipe=run.recipe(),
@@ -149,12 +162,10 @@ def read(folder: str | Path) -> Inputs:
         retrained=_rows(_object(run.folder / "retrained.json").get("rows")),
         comparison=_rows(_object(run.folder / "comparison.json").get("rows")),
         bench=_object(run.folder / "bench.json"),
-        analysis=_analysis(run),
+        analysis=analysis,
         commands=_lines(run.folder / "commands.jsonl"),
-        table=_table(tables, front, "batch"),
-        large=_table(tables, front, "throughput_batch")
-        if any("throughput" in row for row in front.get("front", []))
-        else None,
+        latency_table=_table(tables, front, "batch"),
+        throughput_table=_table(tables, front, "throughput_batch") if fast else None,
         fits=[raw for _, raw in tables],
     )
 
@@ -174,13 +185,6 @@ def _object(path: Path) -> Row:
     if not isinstance(found, dict):
         raise SuperformerError(f"{path} is not what superformer writes (a JSON object): remove it, or make it again")
     return found
-
-
-def _analysis(run: Run) -> Row:
-    """Empty if it is that of another supernet."""
-    found = _object(run.folder / "analysis.json")
-    known = found.get("supernet")
-    return found if known is None or (run.supernet_file.exists() and known == run.fingerprint()) else {}
 
 
 def _rows(found: object) -> list[Row]:
@@ -205,29 +209,23 @@ def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTab
     wanted = {"runtime": options.get("runtime"), "threads": options.get("threads"), "batch": options.get(batch)}
     for path, raw in tables:
         if all(value is None or raw.get(name) == value for name, value in wanted.items()):
-            words = {name: raw[name] for name in ("threads", "runtime", "device", "batch") if name in raw}
+            conditions = {name: raw[name] for name in ("threads", "runtime", "device", "batch") if name in raw}
             try:
-                return LatencyTable.load(path, **words)
+                return LatencyTable.load(path, **conditions)
             except (SuperformerError, TypeError):
                 continue
     return None
 
 
-# Every architecture that was evaluated: its accuracy and costs, where it came from, and the architecture itself in
-# few characters.
-
-
-Floats = NDArray[np.float64]
-MOST = 8000
-"""Points of a page; of longer histories the front, the best and a part of the rest are drawn."""
-ROOM = 2_000_000
-"""Characters for architectures."""
+# --- the architectures that were evaluated ---
 
 
 @dataclass(frozen=True)
 class Points:
-    """Columns of one length, in the order of evaluation. ``front`` has the places of the front's rows, ``best`` that of
-    the best one."""
+    """Every architecture that was evaluated: its accuracy and costs, where it came from, and itself in few characters.
+
+    Columns of one length, in the order of evaluation. ``front`` has the places of the front's rows,
+    ``best`` that of the best one."""
 
     records: list[Record]
     accuracy: Floats
@@ -285,12 +283,11 @@ def points(inputs: Inputs, tell: Tell = lambda text: None) -> Points | None:
         if name in costs:
             inside &= ~((costs[name] < low) | (costs[name] > high))
     rows = inputs.front.get("front", [])
-    places = _places(records, rows)
-    measured = {
-        k: float(row["measured"]) for row, k in zip(rows, places, strict=True) if k is not None and "measured" in row
-    }
-    best = next((k for row, k in zip(rows, places, strict=True) if row["key"] == inputs.front.get("best")), None)
-    return Points(records, accuracy, costs, inside, [k for k in places if k is not None], measured, best)
+    found = list(zip(rows, _places(records, rows), strict=True))
+    front = [k for _, k in found if k is not None]
+    measured = {k: float(row["measured"]) for row, k in found if k is not None and "measured" in row}
+    best = next((k for row, k in found if row["key"] == inputs.front.get("best")), None)
+    return Points(records, accuracy, costs, inside, front, measured, best)
 
 
 def history(run: Run, weights: str | None = None) -> list[Record]:
@@ -309,17 +306,18 @@ def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, F
     """MACs and parameters of all; latency and throughput as the run's tables predict them; other costs where the front
     tells them."""
     costs = {name: np.asarray([r.values.get(name, np.nan) for r in records]) for name in COSTS}
-    table, large = inputs.table, inputs.large
-    if table is not None or large is not None or any(np.isnan(costs[name]).any() for name in ("macs", "params")):
+    latency, throughput = inputs.latency_table, inputs.throughput_table
+    uncounted = any(np.isnan(costs[name]).any() for name in ("macs", "params"))
+    if latency is not None or throughput is not None or uncounted:
         tell(f"counting the costs of {len(records):,} architectures")
         try:
             genes = inputs.space.encode([Arch.from_json(r.arch_json) for r in records])
             counted = cost(inputs.space, genes, num_classes=max(len(inputs.facts.get("classes", ())), 1))
             costs |= {"macs": counted.macs.astype(np.float64), "params": counted.params.astype(np.float64)}
-            if table is not None:
-                costs["latency"] = table.latency(inputs.space, genes)
-            if large is not None:
-                costs["throughput"] = large.batch / large.latency(inputs.space, genes)
+            if latency is not None:
+                costs["latency"] = latency.latency(inputs.space, genes)
+            if throughput is not None:
+                costs["throughput"] = throughput.batch / throughput.latency(inputs.space, genes)
         except SuperformerError as error:
             tell(f"not every cost can be told: {error}")
     rows = inputs.front.get("front", [])
@@ -330,7 +328,7 @@ def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, F
     return {name: values for name, values in costs.items() if np.isfinite(values).any()}
 
 
-def _places(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> list[int | None]:
+def _places(records: Sequence[Record], rows: Sequence[Row]) -> list[int | None]:
     """Where the rows of a front are among the evaluations. Networks of one key may have been evaluated at several
     places of a supernet."""
     known: dict[tuple[str, float], list[int]] = {}
@@ -357,13 +355,9 @@ def compact(archs: Sequence[str], first: Sequence[int], room: int = ROOM) -> dic
     for k in dict.fromkeys([*first, *range(len(archs))]):
         arch = json.loads(archs[k])
         head = place("heads", {name: arch.get(name, {}) for name in ("family", "resolution", "choices", "options")})
-        code = [
-            head,
-            *(
-                [place("values", s.get("choices", {})), *(place("blocks", b) for b in s["blocks"])]
-                for s in arch["stages"]
-            ),
-        ]
+        code: list[Any] = [head]
+        for stage in arch["stages"]:
+            code.append([place("values", stage.get("choices", {})), *(place("blocks", b) for b in stage["blocks"])])
         room -= len(json.dumps(code, separators=(",", ":")))
         if room < 0:
             break

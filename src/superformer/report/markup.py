@@ -1,5 +1,8 @@
-"""Pieces of HTML text. Whatever is not marked as `Markup` is text, and is escaped: names of classes, paths and words
-come from files."""
+"""What a page is made of: pieces of HTML, charts as plain values, sections.
+
+Whatever is not marked as `Markup` is text, and is escaped: names of classes, paths and words come from files. Charts
+(plots of lines, steps and dots; bars; heat maps) are drawn by the page's scripts. Their numbers are rounded and long
+series thinned, so that a page of any run stays small; missing numbers (NaN, infinity) are None."""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ import numpy as np
 from superformer.draw.svg import FORBIDDEN
 
 VOID = ("br", "input")
+MOST = 600
+"""Points of a line."""
+Chart = dict[str, Any]
+"""What the scripts need to draw a chart."""
 
 
 class Markup(str):
     """HTML that is to be kept as it is."""
 
     __slots__ = ()
-
-
-Part = str | Markup | None
 
 
 def text(part: object) -> Markup:
@@ -35,12 +39,12 @@ def text(part: object) -> Markup:
 def tag(name: str, *parts: object, **attributes: object) -> Markup:
     """One element. An attribute's name may end in _ and has _ for -; True is an attribute without a value, None and
     False leave it out."""
-    words = []
+    opened = f"<{name}"
     for key, value in attributes.items():
         if value is not None and value is not False:
-            word = key.rstrip("_").replace("_", "-")
-            words.append(f" {word}" if value is True else f' {word}="{text(value)}"')
-    opened = f"<{name}{''.join(words)}>"
+            attribute = key.rstrip("_").replace("_", "-")
+            opened += f" {attribute}" if value is True else f' {attribute}="{text(value)}"'
+    opened += ">"
     return Markup(opened if name in VOID else f"{opened}{''.join(map(text, parts))}</{name}>")
 
 
@@ -56,16 +60,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
     """A table whose first ``words`` columns are words (left), the others numbers (right). On a phone each row becomes a
     small list."""
 
-    def cell(k: int, value: object) -> Markup:
-        kind = "word" if k < words else "number"
-        return tag(
-            "th" if k == 0 else "td", value, class_=kind, scope="row" if k == 0 else None, data_column=columns[k]
-        )
+    kinds = ["word" if k < words else "number" for k in range(len(columns))]
 
-    head = tag(
-        "tr",
-        *(tag("th", name, scope="col", class_="word" if k < words else "number") for k, name in enumerate(columns)),
-    )
+    def cell(k: int, value: object) -> Markup:
+        if k == 0:
+            return tag("th", value, class_=kinds[0], scope="row", data_column=columns[0])
+        return tag("td", value, class_=kinds[k], data_column=columns[k])
+
+    head = tag("tr", *(tag("th", name, scope="col", class_=kind) for name, kind in zip(columns, kinds, strict=True)))
     body = [tag("tr", *(cell(k, value) for k, value in enumerate(row))) for row in rows]
     return tag("div", tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body)), class_="table")
 
@@ -75,19 +77,17 @@ def pairs(rows: Sequence[tuple[object, object]]) -> Markup:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in rows), class_="pairs")
 
 
+def details(summary: str, *content: object, **attributes: object) -> Markup:
+    """Content that opens when its summary is clicked."""
+    return tag("details", tag("summary", summary), *content, **attributes)
+
+
 def command(words: str) -> Markup:
     """Something to type."""
     return tag("pre", tag("code", words), class_="command", tabindex="0")
 
 
-# Charts as plain values, which page.js draws: plots (lines, steps and dots), bars and heat maps.
-#
-# Numbers are rounded and long series thinned, so that a page of any run stays small. Missing numbers (NaN, infinity)
-# are None.
-
-
-MOST = 600
-"""Points of a line."""
+# --- charts ---
 
 
 def clean(value: object, digits: int = 6) -> float | int | None:
@@ -129,14 +129,13 @@ def thinned(x: Sequence[object], y: Sequence[object], most: int = MOST) -> tuple
     if len(x) <= most:
         return x, y
     groups = np.array_split(np.arange(len(x)), most)
-    columns = [
-        np.asarray([math.nan if (c := clean(v)) is None else c for v in values], dtype=np.float64) for values in (x, y)
-    ]
-    means = [
-        [float(known.mean()) if (known := values[g][np.isfinite(values[g])]).size else math.nan for g in groups]
-        for values in columns
-    ]
-    return means[0], means[1]
+
+    def means(column: Sequence[object]) -> list[float]:
+        values = np.asarray([math.nan if (v := clean(raw)) is None else v for raw in column], dtype=np.float64)
+        known = [values[group][np.isfinite(values[group])] for group in groups]
+        return [float(own.mean()) if own.size else math.nan for own in known]
+
+    return means(x), means(y)
 
 
 def plot(label: str, x: Mapping[str, Any], y: Mapping[str, Any], lines: Sequence[dict[str, Any]], **more: Any) -> Chart:
@@ -148,12 +147,8 @@ def plot(label: str, x: Mapping[str, Any], y: Mapping[str, Any], lines: Sequence
 
 def bars(label: str, x: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Chart:
     """Rows have a name, a value, perhaps a group, a colour, and ``to``: where a whisker ends."""
-    return {
-        "kind": "bars",
-        "label": label,
-        "x": dict(x),
-        "rows": [{**r, "value": clean(r["value"]), "to": clean(r.get("to"))} for r in rows],
-    }
+    drawn = [{**r, "value": clean(r["value"]), "to": clean(r.get("to"))} for r in rows]
+    return {"kind": "bars", "label": label, "x": dict(x), "rows": drawn}
 
 
 def heat(
@@ -185,39 +180,33 @@ def distribution(errors: Sequence[float], most: int = 300) -> tuple[list[float],
     return [float(ordered[0]), *ordered.tolist()], [0.0, *share.tolist()]
 
 
-# A part of the page: a heading, its content, and the charts that its content has places for.
-
-
-Chart = dict[str, Any]
-"""What page.js needs to draw a chart (see `superformer.report.page`)."""
+# --- sections ---
 
 
 @dataclass(frozen=True)
 class Section:
+    """A part of the page: a heading, its content, and the charts that its content has places for."""
+
     id: str
     title: str
     body: Markup
     charts: Mapping[str, Chart] = field(default_factory=dict)
 
     def markup(self) -> Markup:
-        return tag(
-            "section",
-            tag("h2", self.title, id=f"{self.id}-title"),
-            self.body,
-            id=self.id,
-            aria_labelledby=f"{self.id}-title",
-        )
+        name = f"{self.id}-title"
+        return tag("section", tag("h2", self.title, id=name), self.body, id=self.id, aria_labelledby=name)
+
+
+def chart_section(id_: str, title: str, told: str, caption: str, chart: Chart, *more: object) -> Section:
+    """A section of a paragraph, one chart, and more."""
+    return Section(id_, title, several(paragraph(told), place(id_, caption), *more), {id_: chart})
 
 
 def place(chart: str, caption: object, note: object = None, class_: str = "") -> Markup:
     """Where a chart is drawn."""
-    return tag(
-        "figure",
-        tag("figcaption", caption),
-        tag("div", class_="canvas", data_chart=chart),
-        tag("p", note, class_="note") if note else None,
-        class_=f"chart {class_}".strip(),
-    )
+    canvas = tag("div", class_="canvas", data_chart=chart)
+    below = paragraph(note, class_="note") if note else None
+    return tag("figure", tag("figcaption", caption), canvas, below, class_=f"chart {class_}".strip())
 
 
 def grid(*figures: Markup, class_: str = "two") -> Markup:

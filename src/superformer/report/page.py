@@ -12,12 +12,7 @@ from typing import Any
 from superformer.draw.sketch import SQUARES, WIDTHS
 from superformer.draw.svg import DARK, LIGHT
 from superformer.progress import Tell
-from superformer.report import deployment as analysed
-from superformer.report import deployment as deployed
-from superformer.report import reproduction as repeat
-from superformer.report import search as found
-from superformer.report import training
-from superformer.report import training as evolution
+from superformer.report import deployment, reproduction, search, training
 from superformer.report.inputs import Inputs, points
 from superformer.report.markup import Markup, Section, joined, tag, text
 
@@ -27,39 +22,37 @@ SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
 def rendered(inputs: Inputs, tell: Tell = lambda words: None) -> str:
     """The report of a run as HTML text."""
     known = points(inputs, tell)
-    chosen: dict[str, Any] | None = None
-    sections: list[Section | None] = [found.headline(inputs)]
-    to_do = repeat.missing(inputs)
-    if not inputs.front:
-        sections.append(to_do)
+    front, front_data, progress = None, None, None
     if known is not None:
         if inputs.front:
             tell("drawing networks of the front")
-        section, chosen = found.front(inputs, known)
-        sections.append(section)
-    sections += [
-        deployed.comparison(inputs),
-        deployed.retrained(inputs),
-        deployed.latency(inputs),
-        deployed.bench(inputs),
-    ]
-    sections.append(found.progress(inputs, known) if known is not None else None)
-    sections += [
-        evolution.evolution(inputs),
-        evolution.distributions(inputs),
+        front, front_data = search.front(inputs, known)
+        progress = search.progress(inputs, known)
+    to_do = reproduction.missing(inputs)
+    sections = [
+        search.headline(inputs),
+        None if inputs.front else to_do,
+        front,
+        deployment.comparison(inputs),
+        deployment.retrained(inputs),
+        deployment.latency(inputs),
+        deployment.bench(inputs),
+        progress,
+        training.evolution(inputs),
+        training.distributions(inputs),
         training.health(inputs),
         training.conflicts(inputs),
+        deployment.correlations(inputs),
+        deployment.weights(inputs),
+        deployment.seeds(inputs),
+        deployment.attention(inputs),
+        reproduction.searched(inputs),
+        reproduction.repeat(inputs),
+        to_do if inputs.front else None,
     ]
-    sections += [
-        analysed.correlations(inputs),
-        analysed.weights(inputs),
-        analysed.seeds(inputs),
-        analysed.attention(inputs),
-    ]
-    sections += [repeat.searched(inputs), repeat.repeat(inputs), to_do if inputs.front else None]
     there = [s for s in sections if s is not None]
     charts = {name: chart for s in there for name, chart in s.charts.items()}
-    data = {"charts": charts, "front": chosen, "widths": WIDTHS, "squares": SQUARES}
+    data = {"charts": charts, "front": front_data, "widths": WIDTHS, "squares": SQUARES}
     return assembled(title(inputs), there, data)
 
 
@@ -68,7 +61,7 @@ def title(inputs: Inputs) -> str:
 
 
 def assembled(name: str, sections: list[Section], data: dict[str, Any]) -> str:
-    script = _script()
+    script = '(function () {\n"use strict";\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
     parts = {
         "policy": Markup(_policy(script)),
         "title": text(name),
@@ -96,14 +89,13 @@ def _style() -> str:
     )
 
 
-def _script() -> str:
-    return '(function () {\n"use strict";\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
-
-
 def _policy(script: str) -> str:
     """What the page may do: run its own script and show itself. Nothing is loaded, nothing is sent."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _json(data: dict[str, Any]) -> str:

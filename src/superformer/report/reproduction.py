@@ -12,17 +12,16 @@ from superformer.cost import cost
 from superformer.cost.latency import machine
 from superformer.errors import SuperformerError
 from superformer.recipes import names, resolve
-from superformer.recipes import settings as methods
-from superformer.recipes.settings import Options
-from superformer.report.inputs import Inputs, Row, large
-from superformer.report.markup import Section, command, pairs, paragraph, several, table, tag
+from superformer.recipes import settings as search_settings
+from superformer.report.inputs import NOTHING, Inputs, count
+from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.settings import amount
 from superformer.space.costs import Exact
 from superformer.spaces.describe import space_table
 
 CLASSES, COMMANDS = 24, 60
 """That are told."""
-SHOWN = ("data", "fingerprint", "classes", "img_size")
+TOLD_FACTS = ("data", "fingerprint", "classes", "img_size")
 
 
 def searched(inputs: Inputs) -> Section:
@@ -31,49 +30,33 @@ def searched(inputs: Inputs) -> Section:
     classes = [str(name) for name in facts.get("classes", ())]
     more = f", and {len(classes) - CLASSES} more" if len(classes) > CLASSES else ""
     part = recipe.data.search
-    carved = (
-        f"{100 * part:g} % of the training pictures of each class"
-        if part < 1
-        else f"{part:g} training pictures of each class"
-    )
+    carved = f"{100 * part:g} % of the training pictures" if part < 1 else f"{part:g} training pictures"
+    split = f"{carved} of each class, the same for every seed. Networks are chosen on it, and never trained on it"
+    unseen = "never seen by training or search; they are only read for the numbers that are called test accuracy"
     rows: list[tuple[object, object]] = [
-        ("data", tag("code", facts.get("data", "\u2013"))),
-        ("fingerprint of the pictures", tag("code", facts.get("fingerprint", "\u2013"))),
+        ("data", tag("code", facts.get("data", NOTHING))),
+        ("fingerprint of the pictures", tag("code", facts.get("fingerprint", NOTHING))),
         ("classes", f"{len(classes)}: {', '.join(classes[:CLASSES])}{more}"),
         ("picture size", f"{facts.get('img_size', '-')} pixels"),
-        ("search split", f"{carved}, the same for every seed. Networks are chosen on it, and never trained on it"),
-        (
-            "test pictures",
-            "never seen by training or search; they are only read for the numbers that are called test accuracy",
-        ),
+        ("search split", split),
+        ("test pictures", unseen),
     ]
-    rows += [(name.replace("_", " "), _told(value)) for name, value in facts.items() if name not in SHOWN]
-    options = inputs.front.get("options") or {}
+    rows += [(name.replace("_", " "), _told(value)) for name, value in facts.items() if name not in TOLD_FACTS]
     if inputs.front:
-        rows.append(
-            (
-                "search",
-                f"{inputs.front.get('method')}, seed {options.get('seed', 0)}; sought: {', '.join(inputs.front.get('objectives', ()))}",
-            )
-        )
+        seed = (inputs.front.get("options") or {}).get("seed", 0)
+        sought = ", ".join(inputs.front.get("objectives", ()))
+        rows.append(("search", f"{inputs.front.get('method')}, seed {seed}; sought: {sought}"))
     rows += [("recipe", f"{recipe.name}, seed {recipe.seed}"), *_versions(inputs)]
     space = inputs.space
     reach = Exact.of(space, ("macs", "params"), max(len(classes), 1)).range
-    macs, params = ([amount(end) for end in reach[name]] for name in ("macs", "params"))
-    about = (
-        f"{space.name or 'The space'} ({space.family}): {large(space.size)} architectures of {macs[0]} to {macs[1]} MACs and "
-        f"{params[0]} to {params[1]} parameters."
+    macs, params = (" to ".join(map(amount, reach[name])) for name in ("macs", "params"))
+    about = f"{space.name or 'The space'} ({space.family}): {count(space.size)} architectures of {macs} MACs and "
+    about += f"{params} parameters."
+    lines = [[r["where"], r["choice"], r["values"]] for r in space_table(space)]
+    choices = details("Its choices", table(["where", "choice", "values"], lines, "Choices", words=3))
+    return Section(
+        "searched", "What was searched", several(pairs(rows), tag("h3", "The space"), paragraph(about), choices)
     )
-    choices = table(
-        ["where", "choice", "values"],
-        [[r["where"], r["choice"], r["values"]] for r in space_table(space)],
-        "Choices",
-        words=3,
-    )
-    body = several(
-        pairs(rows), tag("h3", "The space"), paragraph(about), tag("details", tag("summary", "Its choices"), choices)
-    )
-    return Section("searched", "What was searched", body)
 
 
 def _told(value: object) -> str:
@@ -84,13 +67,13 @@ def _told(value: object) -> str:
 
 def _versions(inputs: Inputs) -> list[tuple[object, object]]:
     """Those of the commands, if they were noted; and of this page."""
-    names = ("superformer", "timm", "machine")  # the machine's name tells torch's version
-    used = dict.fromkeys(tuple(str(c.get(name) or "?") for name in names) for c in inputs.commands)
-    out: list[tuple[object, object]] = [
+    told = ("superformer", "timm", "machine")  # the machine's name tells torch's version
+    used = dict.fromkeys(tuple(str(c.get(name) or "?") for name in told) for c in inputs.commands)
+    rows: list[tuple[object, object]] = [
         ("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used
     ]
     now = time.strftime("%Y-%m-%d %H:%M")
-    return [*out, ("this page", f"written {now} by superformer {superformer.__version__} on {machine()}")]
+    return [*rows, ("this page", f"written {now} by superformer {superformer.__version__} on {machine()}")]
 
 
 # --- commands ---
@@ -98,35 +81,21 @@ def _versions(inputs: Inputs) -> list[tuple[object, object]]:
 
 def repeat(inputs: Inputs) -> Section:
     """The commands that make this run, and the whole recipe."""
-    told = inputs.commands[-COMMANDS:]
-    noted = list(dict.fromkeys(f"superformer {shlex.join(map(str, c.get('words') or []))}" for c in told))
+    last = inputs.commands[-COMMANDS:]
+    given = list(dict.fromkeys(f"superformer {shlex.join(map(str, c.get('words') or []))}" for c in last))
     first = f" (the last {COMMANDS} of {len(inputs.commands)})" if len(inputs.commands) > COMMANDS else ""
-    parts = (
-        [paragraph(f"The commands of this run, as they were given{first}:"), command("\n".join(noted))] if noted else []
-    )
-    if lost := _not_noted(inputs):
-        parts += [
-            paragraph(
-                "What made this run was not noted. Commands that do the same, from its recipe and its last search:"
-            )
-        ]
-        parts += [command("\n".join(lost))]
-    recipe = tag(
-        "details",
-        tag("summary", "The whole recipe"),
-        tag("pre", tag("code", inputs.recipe_text), tabindex="0"),
-        id="recipe",
-    )
-    return Section("repeat", "Do it again", several(*parts, recipe))
-
-
-def _not_noted(inputs: Inputs) -> list[str]:
-    """Commands for what no noted command has done."""
+    parts = []
+    if given:
+        parts += [paragraph(f"The commands of this run, as they were given{first}:"), command("\n".join(given))]
     noted = {(c.get("words") or [""])[0] for c in inputs.commands}
     train, *search = rebuilt(inputs)
-    return ([] if noted & {"train", "evolve-space", "demo"} else [train]) + (
-        [] if noted & {"search", "demo"} else search
-    )
+    lost = [] if noted & {"train", "evolve-space", "demo"} else [train]
+    lost += [] if noted & {"search", "demo"} else search
+    if lost:
+        told = "What made this run was not noted. Commands that do the same, from its recipe and its last search:"
+        parts += [paragraph(told), command("\n".join(lost))]
+    text = tag("pre", tag("code", inputs.recipe_text), tabindex="0")
+    return Section("repeat", "Do it again", several(*parts, details("The whole recipe", text, id="recipe")))
 
 
 def rebuilt(inputs: Inputs) -> list[str]:
@@ -148,19 +117,19 @@ def _recipe(inputs: Inputs) -> str:
 
 
 def _search(inputs: Inputs) -> list[str]:
-    words = [w for name, ends in inputs.limits.items() for w in _limit(name, *ends)]
+    words = [word for name, ends in inputs.limits.items() for word in _limit(name, *ends)]
     method = str(inputs.front.get("method"))
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
-        usual = methods.resolve(method, usual).model_dump(mode="json")
+        usual = search_settings.resolve(method, usual).model_dump(mode="json")
     except SuperformerError:
         usual = {}
     words += ["--method", method]
-    for given, known in (
-        (inputs.front.get("settings") or {}, usual),
-        (inputs.front.get("options") or {}, Options().model_dump(mode="json")),
-    ):
-        words += [f"{k}={_word(v)}" for k, v in given.items() if v is not None and k != "method" and v != known.get(k)]
+    defaults = search_settings.Options().model_dump(mode="json")
+    for part, known in (("settings", usual), ("options", defaults)):
+        for key, value in (inputs.front.get(part) or {}).items():
+            if value is not None and key != "method" and value != known.get(key):
+                words.append(f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
     return words
 
 
@@ -175,10 +144,6 @@ def _limit(name: str, low: float, high: float) -> list[str]:
     return [f"--{name}-max", f"{high / power:.12g}{unit}{'B' if name == 'memory' else ''}"]
 
 
-def _word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 # --- what is still to do ---
 
 
@@ -187,22 +152,8 @@ def missing(inputs: Inputs) -> Section | None:
     steps: list[tuple[str, str]] = []
     run = shlex.quote(inputs.folder)
     if not inputs.trained:
-        words = [
-            "superformer",
-            "train",
-            "--recipe",
-            _recipe(inputs),
-            "--data",
-            str(inputs.facts.get("data", "SPEC")),
-            "--run",
-            inputs.folder,
-        ]
-        steps.append(
-            (
-                "The supernet is not trained yet. The same words go on with it, if it was interrupted:",
-                _begun(inputs, shlex.join(words)),
-            )
-        )
+        told = "The supernet is not trained yet. The same words go on with it, if it was interrupted:"
+        steps.append((told, _train_command(inputs)))
     if not inputs.front:
         steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {_middle(inputs)}"))
     if not inputs.retrained:
@@ -216,17 +167,17 @@ def missing(inputs: Inputs) -> Section | None:
     return Section("missing", "Still to do", body)
 
 
-def _begun(inputs: Inputs, otherwise: str) -> str:
-    """The command that began the run, if it was noted."""
-    for row in inputs.commands:
-        words: Row | list[str] = row.get("words") or []
-        if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]):
-            return f"superformer {shlex.join(map(str, words))}"
-    return otherwise
+def _train_command(inputs: Inputs) -> str:
+    """The command that began the run, if it was noted; or else one that begins it."""
+    begun = (row.get("words") or [] for row in inputs.commands)
+    known = (words for words in begun if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]))
+    data = str(inputs.facts.get("data", "SPEC"))
+    usual = ["train", "--recipe", _recipe(inputs), "--data", data, "--run", inputs.folder]
+    return f"superformer {shlex.join(map(str, next(known, usual)))}"
 
 
 def _middle(inputs: Inputs) -> str:
     """A limit that about half of the networks meet."""
-    space = inputs.space
-    counted_ = cost(space, space.sample(99, seed=0), num_classes=max(len(inputs.facts.get("classes", ())), 1))
-    return amount(float(f"{sorted(counted_.macs)[49]:.2g}")).replace(" ", "")
+    space, classes = inputs.space, max(len(inputs.facts.get("classes", ())), 1)
+    macs = sorted(cost(space, space.sample(99, seed=0), num_classes=classes).macs)
+    return amount(float(f"{macs[49]:.2g}")).replace(" ", "")

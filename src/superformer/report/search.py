@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 
 from superformer.draw import draw
-from superformer.report.inputs import COSTS, MEASURED, Inputs, Points, Row, cost_text, counted, large, number, percent
-from superformer.report.markup import Markup, Section, axis, paragraph, place, plot, series, several, table, tag
+from superformer.report import markup
+from superformer.report.inputs import COSTS, MEASURED, Inputs, Points, Row, cost_text, count, counted, number, percent
+from superformer.report.markup import Markup, Section, axis, details, paragraph, plot, series, several, tag
 from superformer.space.arch import Arch
 
 DRAWN = 40
 """Networks of the front that are drawn in full; others are drawn by the page."""
 ROOM = 1_000_000
 """Characters for drawings."""
-ROWS, FEW = 60, 12
-"""Of the table of the front; so few are shown at once."""
+ROWS, OPEN_ROWS = 60, 12
+"""Of the table of the front; one with so few is open at first."""
+MOST_SPECKS = 2500
+"""Networks that are drawn of a search's progress."""
 
 
 def headline(inputs: Inputs) -> Section:
@@ -36,10 +39,8 @@ def headline(inputs: Inputs) -> Section:
             value = best.get(MEASURED.get(name, ""), best[name])
             how = "" if name not in MEASURED else "measured " if MEASURED[name] in best else "predicted "
             tiles.append(_tile(cost_text(name, value), how + title, _limit(inputs, name, value)))
-    known = int(inputs.front.get("evaluated", 0))
-    first = (
-        f"The best of {counted(known, 'network')} that were evaluated, in a space of {large(inputs.space.size)}, is "
-    )
+    known = counted(int(inputs.front.get("evaluated", 0)), "network")
+    first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     lead = paragraph(first, tag("code", best["key"]), ". ", _against(inputs), class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
 
@@ -47,21 +48,14 @@ def headline(inputs: Inputs) -> Section:
 def _so_far(inputs: Inputs) -> Markup:
     """The headline of a run without a front: what its supernet reaches."""
     health = inputs.of("health")
+    space = f"space of {count(inputs.space.size)} architectures"
     if not inputs.trained and not health:
-        return paragraph(
-            f"The run has a recipe and a space of {large(inputs.space.size)} architectures, and no trained supernet yet.",
-            class_="lead",
-        )
+        return paragraph(f"The run has a recipe and a {space}, and no trained supernet yet.", class_="lead")
     last = health[-1].get("accuracy", {}) if health else {}
     state = "The supernet is trained" if inputs.trained else "The supernet is still in training"
-    tiles = [
-        _tile(percent(value), name, "accuracy, search split")
-        for name, value in last.items()
-        if name in ("smallest", "largest")
-    ]
-    lead = paragraph(
-        f"{state}; its space of {large(inputs.space.size)} architectures has not been searched.", class_="lead"
-    )
+    ends = [(name, value) for name, value in last.items() if name in ("smallest", "largest")]
+    tiles = [_tile(percent(value), name, "accuracy, search split") for name, value in ends]
+    lead = paragraph(f"{state}; its {space} has not been searched.", class_="lead")
     return several(lead, tag("div", *tiles, class_="tiles") if tiles else None)
 
 
@@ -93,11 +87,8 @@ def _weights(row: Row) -> str:
 def _against(inputs: Inputs) -> str:
     """Found against the other networks, on the test pictures."""
     rows = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
-    return (
-        "On the test pictures: " + "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in rows.items()) + "."
-        if rows
-        else ""
-    )
+    listed = "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in rows.items())
+    return f"On the test pictures: {listed}." if rows else ""
 
 
 # --- the front ---
@@ -113,16 +104,15 @@ def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     told += f" ({shown:,} are drawn: the front, the best, and some of the others)" if shown < len(points) else ""
     told += ": accuracy on the search split, with weights inherited from the supernet. "
     if rows:
-        told += f"{counted(len(rows), 'network')} make up the front of {objectives}: no other was at least as good in all and better in one"
+        told += f"{counted(len(rows), 'network')} make up the front of {objectives}: "
+        told += "no other was at least as good in all and better in one"
         told += " (of equal accuracy the lower loss counts as better). " if "loss" in rows[0] else ". "
     if any("moved_accuracy" in record.values for record in points.records):
-        told += "Of the most accurate, the best was chosen by accuracy and loss together, also on moved copies of the pictures. "
-    along = (
-        "go along the front, with Shift through every network by cost" if rows else "go through the networks by cost"
-    )
-    how = (
-        f"Point or tap to see values, click to draw the network. With the keyboard: arrow keys {along}; Enter draws it."
-    )
+        told += "Of the most accurate, the best was chosen by accuracy and loss together, "
+        told += "also on moved copies of the pictures. "
+    how = "Point or tap to see values, click to draw the network. With the keyboard: arrow keys go "
+    how += "along the front, with Shift through every network by cost" if rows else "through the networks by cost"
+    how += "; Enter draws it."
     chart = tag(
         "div",
         tag("div", id="front-controls", class_="controls"),
@@ -130,24 +120,12 @@ def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
         tag("p", how, class_="note screen"),
         tag("div", id="chosen", class_="chosen"),
     )
-    listed = _table(inputs, rows) if rows else None
-    section = Section(
-        "front", "Accuracy and cost" if rows else "Networks evaluated so far", several(paragraph(told), chart, listed)
-    )
+    title = "Accuracy and cost" if rows else "Networks evaluated so far"
+    section = Section("front", title, several(paragraph(told), chart, _table(inputs, rows) if rows else None))
     limits = {name: [low or None, None if np.isinf(high) else high] for name, (low, high) in inputs.limits.items()}
-    data = {
-        **points.columns(),
-        "limits": limits,
-        "drawings": _drawings(rows),
-        "axis": _axis(inputs),
-        "folder": shlex.quote(inputs.folder),
-    }
-    return section, data
-
-
-def _axis(inputs: Inputs) -> str:
-    """The cost that is shown first: the first that was sought."""
-    return next((str(name) for name in inputs.front.get("objectives", ()) if name in COSTS), "macs")
+    first = next((str(name) for name in inputs.front.get("objectives", ()) if name in COSTS), "macs")
+    data = {"limits": limits, "drawings": _drawings(rows), "axis": first, "folder": shlex.quote(inputs.folder)}
+    return section, points.columns() | data
 
 
 def _table(inputs: Inputs, rows: list[Row]) -> Markup:
@@ -162,13 +140,9 @@ def _table(inputs: Inputs, rows: list[Row]) -> Markup:
         costs = [cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
         lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
     more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
-    listed = table(columns, lines, f"From the most accurate down{more}")
-    return tag(
-        "details",
-        tag("summary", f"The front as a table ({counted(len(rows), 'network')})"),
-        listed,
-        open=len(rows) <= FEW,
-    )
+    listed = markup.table(columns, lines, f"From the most accurate down{more}")
+    title = f"The front as a table ({counted(len(rows), 'network')})"
+    return details(title, listed, open=len(rows) <= OPEN_ROWS)
 
 
 def _drawings(rows: list[Row]) -> dict[str, str]:
@@ -176,9 +150,8 @@ def _drawings(rows: list[Row]) -> dict[str, str]:
     drawn: dict[str, str] = {}
     room = ROOM
     for row in rows[:DRAWN]:
-        picture = draw(
-            Arch.from_json(json.dumps(row["arch"])), f"{percent(row['accuracy'])} accuracy", row["macs"], row["params"]
-        )
+        arch = Arch.from_json(json.dumps(row["arch"]))
+        picture = draw(arch, f"{percent(row['accuracy'])} accuracy", row["macs"], row["params"])
         room -= len(picture)
         if room < 0:
             break
@@ -195,13 +168,12 @@ def progress(inputs: Inputs, points: Points) -> Section | None:
     if not tried:
         return None
     accuracy = 100 * points.accuracy[tried]
-    number_ = np.arange(1, len(tried) + 1)
-    kept = np.where(points.inside[tried], accuracy, -np.inf)
-    best = np.maximum.accumulate(kept)
+    order = np.arange(1, len(tried) + 1)
+    best = np.maximum.accumulate(np.where(points.inside[tried], accuracy, -np.inf))
     known = np.isfinite(best)
     rises = np.flatnonzero(np.diff(best[known], prepend=-np.inf) > 0)
-    steps_x = [*number_[known][rises].tolist(), len(tried)] if known.any() else []
-    steps_y = [*best[known][rises].tolist(), best[known][-1]] if known.any() else []
+    best_x = [*order[known][rises].tolist(), len(tried)] if known.any() else []
+    best_y = [*best[known][rises].tolist(), best[known][-1]] if known.any() else []
     middles_x: list[float] = []
     middles_y: list[float] = []
     marks: list[dict[str, Any]] = []
@@ -213,26 +185,17 @@ def progress(inputs: Inputs, points: Points) -> Section | None:
         if before is not None and search != before:
             marks.append({"x": at + 0.5, "text": "next search"})
         at, before = at + size, search
-    few = (
-        np.unique(np.linspace(0, len(tried) - 1, 2500).round().astype(int))
-        if len(tried) > 2500
-        else np.arange(len(tried))
-    )
+    shown = np.unique(np.linspace(0, len(tried) - 1, min(len(tried), MOST_SPECKS)).round().astype(int))
     within = " within the limits" if inputs.limits else ""
     lines = [
-        series("each network", number_[few].tolist(), accuracy[few].tolist(), "specks", 4),
+        series("each network", order[shown].tolist(), accuracy[shown].tolist(), "specks", 4),
         series("median of a round", middles_x, middles_y, "both", 0),
-        series(f"best so far{within}", steps_x, steps_y, "step", 1),
+        series(f"best so far{within}", best_x, best_y, "step", 1),
     ]
-    rounds = len(middles_x)
-    label = f"Accuracy over {len(tried)} evaluations in {rounds} rounds; the best so far ends at {steps_y[-1] if steps_y else 0:.2f} %."
+    label = f"Accuracy over {len(tried)} evaluations in {len(middles_x)} rounds; "
+    label += f"the best so far ends at {best_y[-1] if best_y else 0:.2f} %."
     chart = plot(label, axis("evaluations", "whole"), axis("accuracy, search split", "percent"), lines, marks=marks)
-    method = inputs.front.get("method", "")
-    first = f"Evaluations in their order, by {method}. " if method else "Evaluations in their order. "
-    told = f"{first}Every network is evaluated once; what earlier searches of this supernet found out is used again."
-    return Section(
-        "progress",
-        "How the search went",
-        several(paragraph(told), place("progress", "Best so far")),
-        {"progress": chart},
-    )
+    method = f", by {inputs.front['method']}" if inputs.front.get("method") else ""
+    told = f"Evaluations in their order{method}. Every network is evaluated once; what earlier searches of this "
+    told += "supernet found out is used again."
+    return markup.chart_section("progress", "How the search went", told, "Best so far", chart)

@@ -1,4 +1,6 @@
-"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4)."""
+"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4).
+
+And how the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6)."""
 
 from __future__ import annotations
 
@@ -8,23 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from superformer.report.inputs import Inputs, Row, counted, history, number, percent
-from superformer.report.markup import (
-    Chart,
-    Markup,
-    Section,
-    axis,
-    distribution,
-    grid,
-    heat,
-    paragraph,
-    place,
-    plot,
-    series,
-    several,
-    table,
-    tag,
-)
+from superformer.report import markup
+from superformer.report.inputs import NOTHING, Inputs, Row, counted, history, number, percent
+from superformer.report.markup import Chart, Markup, Section, axis, grid, paragraph, place, plot, series, several, tag
 from superformer.runs.folder import Run
 
 COLUMNS, ROWS = 60, 48
@@ -55,9 +43,8 @@ def health(inputs: Inputs) -> Section | None:
         if have:
             x, y = [line["step"] * epochs for line in have], [line[name] for line in have]
             label = f"{title} from {y[0]:.3g} at the first to {y[-1]:.3g} at the last of {len(y)} points."
-            charts[name] = plot(
-                label, axis(unit), axis(title.lower(), low=0), [series(title.lower(), x, y)], together=True
-            )
+            line = series(title.lower(), x, y)
+            charts[name] = plot(label, axis(unit), axis(title.lower(), low=0), [line], together=True)
             figures.append(place(name, title))
     skipped = len(inputs.of("skipped"))
     speed = [v for line in steps if (v := number(line.get("images_per_second"))) is not None]
@@ -89,8 +76,8 @@ def _look(name: str) -> tuple[int, int]:
 def conflicts(inputs: Inputs) -> Section | None:
     """Where the gradients of the largest network and of the others point apart: over steps, and layer by layer."""
     lines = [line for line in inputs.of("conflict") if number(line.get("ratio")) is not None]
-    told_by = [row for row in inputs.analysis.get("conflicts") or [] if isinstance(row, dict)]
-    if not lines and not told_by:
+    ratios = [row for row in inputs.analysis.get("conflicts") or [] if isinstance(row, dict)]
+    if not lines and not ratios:
         return None
     figures, charts = [], {}
     told = "Gradients of the largest sub-network and of the others, compared layer by layer. "
@@ -100,82 +87,67 @@ def conflicts(inputs: Inputs) -> Section | None:
         ratio = [100 * line["ratio"] for line in lines]
         cosine = [line.get("cosine") for line in lines]
         mean = float(np.mean(ratio))
-        told += f"On average {mean:.1f} % of the layers had a negative cosine (NASViT's negative cosine similarity ratio, table 4)."
-        charts["conflict-ratio"] = plot(
-            f"Share of layers with conflicting gradients over training; on average {mean:.1f} %.",
-            axis(unit), axis("layers in conflict", "percent", 0, 10), [series("layers in conflict", x, ratio, "line", 1)], together=True,
-        )  # fmt: skip
-        charts["conflict-cosine"] = plot(
-            "Cosine of the whole gradients over training.",
-            axis(unit), axis("cosine", low=0), [series("cosine", x, cosine, "line", 0)], together=True,
-        )  # fmt: skip
-        figures += [
-            place("conflict-ratio", "Layers whose gradients conflict"),
-            place("conflict-cosine", "Cosine of the whole gradients"),
-        ]
+        told += f"On average {mean:.1f} % of the layers had a negative cosine "
+        told += "(NASViT's negative cosine similarity ratio, table 4)."
+        label = f"Share of layers with conflicting gradients over training; on average {mean:.1f} %."
+        shown = [series("layers in conflict", x, ratio, "line", 1)]
+        y = axis("layers in conflict", "percent", 0, 10)
+        charts["conflict-ratio"] = plot(label, axis(unit), y, shown, together=True)
+        label, shown = "Cosine of the whole gradients over training.", [series("cosine", x, cosine, "line", 0)]
+        charts["conflict-cosine"] = plot(label, axis(unit), axis("cosine", low=0), shown, together=True)
+        figures.append(place("conflict-ratio", "Layers whose gradients conflict"))
+        figures.append(place("conflict-cosine", "Cosine of the whole gradients"))
         if any(line.get("layers") for line in lines):
-            charts["conflict-layers"] = _map(lines, x, unit)
-            note = (
-                "Blue: the gradients agree. Orange: they point apart. A stroke: the layer did not run in these steps."
-            )
+            charts["conflict-layers"] = _cosines(lines, x, unit)
+            note = "Blue: the gradients agree. Orange: they point apart. "
+            note += "A stroke: the layer did not run in these steps."
             figures.append(place("conflict-layers", "Cosine of each layer's gradients", note, "wide"))
-    if told_by:
-        charts["conflict-epochs"] = _table_4(told_by)
-        figures.append(
-            place(
-                "conflict-epochs", "Share of steps in which a layer's gradients conflict, epoch by epoch", class_="wide"
-            )
-        )
+    if ratios:
+        charts["conflict-epochs"] = _ratios_by_epoch(ratios)
+        caption = "Share of steps in which a layer's gradients conflict, epoch by epoch"
+        figures.append(place("conflict-epochs", caption, class_="wide"))
     return Section("conflicts", "Gradient conflicts", several(paragraph(told), grid(*figures)), charts)
 
 
-def _map(lines: Sequence[Row], x: Sequence[float], unit: str) -> dict[str, object]:
-    names = sorted({name for line in lines for name in line.get("layers", {})}, key=_order)[:ROWS]
+def _cosines(lines: Sequence[Row], x: Sequence[float], unit: str) -> Chart:
+    """The cosine of each layer's gradients over training."""
+    names = sorted({name for line in lines for name in line.get("layers", {})}, key=_network_order)[:ROWS]
     groups = np.array_split(np.arange(len(lines)), min(COLUMNS, len(lines)))
-    values = []
-    for name in names:
-        found = [[v for k in g if (v := number(lines[k].get("layers", {}).get(name))) is not None] for g in groups]
-        values.append([float(np.mean(f)) if f else None for f in found])
-    low = [
-        (float(np.mean(known)), name)
-        for name, row in zip(names, values, strict=True)
-        if (known := [v for v in row if v is not None])
-    ]
-    label = f"Cosine of the gradients of {len(names)} layers over training; lowest on average: {min(low)[1]} with {min(low)[0]:.2f}."
-    return heat(label, unit, [x[g[0]] for g in groups], names, values, "cosine", -1)
+    values = [_means(groups, [number(line.get("layers", {}).get(name)) for line in lines]) for name in names]
+    known = [[v for v in row if v is not None] for row in values]
+    lowest, where = min((float(np.mean(own)), name) for name, own in zip(names, known, strict=True) if own)
+    label = (
+        f"Cosine of the gradients of {len(names)} layers over training; lowest on average: {where} with {lowest:.2f}."
+    )
+    return markup.heat(label, unit, [x[g[0]] for g in groups], names, values, "cosine", -1)
 
 
-def _table_4(rows: Sequence[Row]) -> dict[str, object]:
-    names = sorted({str(row.get("layer")) for row in rows}, key=_order)[:ROWS]
+def _ratios_by_epoch(rows: Sequence[Row]) -> Chart:
+    """NASViT's table 4, layer by layer."""
+    names = sorted({str(row.get("layer")) for row in rows}, key=_network_order)[:ROWS]
     epochs = sorted({e for row in rows if (e := number(row.get("epoch"))) is not None})
     groups = np.array_split(np.arange(len(epochs)), min(COLUMNS, len(epochs)))
     known = {(str(row.get("layer")), number(row.get("epoch"))): number(row.get("ratio")) for row in rows}
-    values = []
-    for name in names:
-        found = [[v for k in g if (v := known.get((name, epochs[k]))) is not None] for g in groups]
-        values.append([float(np.mean(f)) if f else None for f in found])
-    return heat(
-        f"Share of conflicting steps of {len(names)} layers.",
-        "epochs",
-        [epochs[g[0]] for g in groups],
-        names,
-        values,
-        "share",
-        0,
-    )
+    values = [_means(groups, [known.get((name, epoch)) for epoch in epochs]) for name in names]
+    label = f"Share of conflicting steps of {len(names)} layers."
+    return markup.heat(label, "epochs", [epochs[g[0]] for g in groups], names, values, "share", 0)
 
 
-def _order(name: str) -> tuple[object, ...]:
+def _means(groups: Sequence[Any], values: Sequence[float | None]) -> list[float | None]:
+    """The mean of each group of neighbours, over what is known of them."""
+    found = [[v for k in group if (v := values[k]) is not None] for group in groups]
+    return [float(np.mean(own)) if own else None for own in found]
+
+
+def _network_order(name: str) -> tuple[object, ...]:
     """From the picture to the classes: the stem, the stages in their order, the end; then all of them together."""
     first = 0 if name.startswith(("stem", "patch", "embed")) else 1 if name.startswith("stage") else 2
-    return (
-        first,
-        1 if name == "head" else 2 if name == "all" else 0,
-        *(("", int(part)) if part.isdigit() else (part.replace("enter", " enter"), 0) for part in name.split(".")),
-    )
+    last = 1 if name == "head" else 2 if name == "all" else 0
+    parts = name.split(".")
+    return first, last, *(("", int(p)) if p.isdigit() else (p.replace("enter", " enter"), 0) for p in parts)
 
 
-# How the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6).
+# --- how the space moved ---
 
 
 def evolution(inputs: Inputs) -> Section | None:
@@ -190,12 +162,15 @@ def evolution(inputs: Inputs) -> Section | None:
         charts[f"moves-{k}"] = _choices(label, spaces)
         moving.append(place(f"moves-{k}", label))
     told = (
-        "The space was improved before it was searched (S3, algorithm 1): of every dimension and value, the E-T error of the networks that "
-        "have it was measured (the mean of the expected error and of that of the best), and each list of values moved against the slope."
+        "The space was improved before it was searched (S3, algorithm 1): of every dimension and value, the E-T error "
+        "of the networks that have it was measured (the mean of the expected error and of that of the best), and each "
+        "list of values moved against the slope."
     )
     if len(spaces) <= inputs.recipe.evolve.rounds:
         told += f" It has not ended yet: {len(spaces)} of {inputs.recipe.evolve.rounds + 1} spaces were measured."
-    listed = tag("details", tag("summary", "The same as a table"), _table(labels, spaces))
+    columns = ["dimension", *(f"space {t}" for t in range(len(spaces)))]
+    rows = [[label, *(_listed(_values(space, label)) or NOTHING for space in spaces)] for label in labels]
+    listed = markup.details("The same as a table", markup.table(columns, rows, "The same as a table"))
     steps = [tag("h3", "Choices of every dimension, space by space"), grid(*moving, class_="small"), listed]
     for t, space in enumerate(spaces):
         steps.append(_measured(t, space, charts, last=t == inputs.recipe.evolve.rounds))
@@ -205,25 +180,16 @@ def evolution(inputs: Inputs) -> Section | None:
 
 def _quality(spaces: Sequence[Row]) -> Chart:
     x = list(range(len(spaces)))
-    names = (
-        ("expected", "expected (random networks)", 0),
-        ("et_error", "E-T error", 1),
-        ("best", "best network drawn", 2),
-    )
-    lines = [series(title, x, [s.get(name) for s in spaces], "both", colour) for name, title, colour in names]
-    ends = (
-        f"from {spaces[0]['et_error']:.2f} to {spaces[-1]['et_error']:.2f} %"
-        if len(spaces) > 1
-        else f"{spaces[0]['et_error']:.2f} %"
-    )
-    return plot(
-        f"E-T error of {len(spaces)} spaces: {ends}.",
-        axis("space", "whole"),
-        axis("error", "percent", 0),
-        lines,
-        ticks=x,
-        together=True,
-    )
+    titles = {"expected": "expected (random networks)", "et_error": "E-T error", "best": "best network drawn"}
+    lines = [
+        series(title, x, [s.get(name) for s in spaces], "both", colour)
+        for colour, (name, title) in enumerate(titles.items())
+    ]
+    ends = f"{spaces[-1]['et_error']:.2f} %"
+    if len(spaces) > 1:
+        ends = f"from {spaces[0]['et_error']:.2f} to {ends}"
+    label = f"E-T error of {len(spaces)} spaces: {ends}."
+    return plot(label, axis("space", "whole"), axis("error", "percent", 0), lines, ticks=x, together=True)
 
 
 def _values(space: Row, label: str) -> list[float]:
@@ -235,27 +201,13 @@ def _choices(label: str, spaces: Sequence[Row]) -> Chart:
     values = [_values(space, label) for space in spaces]
     told = "; ".join(f"space {t}: {_listed(own)}" for t, own in enumerate(values))
     lines = [series(f"space {t}", [t] * len(own), own, "range", 0) for t, own in enumerate(values)]
-    marks = sorted({v for own in values for v in own})
-    return plot(
-        f"{label}: {told}",
-        axis("space", "whole"),
-        axis(""),
-        lines,
-        ticks=list(range(len(spaces))),
-        small=True,
-        heights=_few(marks),
-    )
+    ticks, heights = list(range(len(spaces))), _some_ticks(sorted({v for own in values for v in own}))
+    return plot(f"{label}: {told}", axis("space", "whole"), axis(""), lines, ticks=ticks, small=True, heights=heights)
 
 
-def _few(values: Sequence[float], most: int = 5) -> list[float]:
+def _some_ticks(values: Sequence[float], most: int = 5) -> list[float]:
     """Some of many ticks, the ends among them."""
     return [values[k] for k in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))] if values else []
-
-
-def _table(labels: Sequence[str], spaces: Sequence[Row]) -> Markup:
-    columns = ["dimension", *(f"space {t}" for t in range(len(spaces)))]
-    rows = [[label, *(_listed(_values(space, label)) or "\u2013" for space in spaces)] for label in labels]
-    return table(columns, rows, "The same as a table")
 
 
 def _measured(t: int, space: Row, charts: dict[str, Chart], last: bool) -> Markup:
@@ -268,30 +220,18 @@ def _measured(t: int, space: Row, charts: dict[str, Chart], last: bool) -> Marku
     for k, own in enumerate(space["trends"]):
         values, label = [float(v) for v in own["dimension"]["values"]], str(own["label"])
         slope, intercept = np.polyfit(values, own["errors"], 1) if len(values) > 1 else (0.0, own["errors"][0])
-        lines = [
-            series(
-                "fitted", [values[0], values[-1]], [intercept + slope * v for v in (values[0], values[-1])], "line", 1
-            ),
-            series("E-T error", values, own["errors"], "dots", 0),
-        ]
+        ends_x = [values[0], values[-1]]
+        fitted = series("fitted", ends_x, [intercept + slope * v for v in ends_x], "line", 1)
+        lines = [fitted, series("E-T error", values, own["errors"], "dots", 0)]
         says = f"slope {own['slope']:+.2f} % a step".replace("-", "\u2212")
         goes = "stays" if list(own["after"]) == values else f"moves to {_listed(own['after'])}"
-        measured = ", ".join(f"{e:.2f} % at {v:g}" for v, e in zip(values, own["errors"], strict=True))
-        charts[f"trend-{t}-{k}"] = plot(
-            f"{label}: E-T error {measured}; {says}",
-            axis(""),
-            axis("", "percent", *ends),
-            lines,
-            small=True,
-            ticks=_few(values, 4),
-        )
+        errors_of = ", ".join(f"{e:.2f} % at {v:g}" for v, e in zip(values, own["errors"], strict=True))
+        title, y = f"{label}: E-T error {errors_of}; {says}", axis("", "percent", *ends)
+        charts[f"trend-{t}-{k}"] = plot(title, axis(""), y, lines, small=True, ticks=_some_ticks(values, 4))
         figures.append(place(f"trend-{t}-{k}", label, several(says, None if last else tag("span", goes))))
     title = f"Space {t}: E-T error {space['et_error']:.2f} %" + (" (the last one)" if last else "")
-    note = paragraph(
-        "E-T error (%) against each dimension's values, and the fitted line; all charts of a space have one scale.",
-        class_="note",
-    )
-    return several(tag("h3", title), note, grid(*figures, class_="small"))
+    note = "E-T error (%) against each dimension's values, and the fitted line; all charts of a space have one scale."
+    return several(tag("h3", title), paragraph(note, class_="note"), grid(*figures, class_="small"))
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -303,12 +243,10 @@ def _listed(values: Sequence[float]) -> str:
 
 def distributions(inputs: Inputs) -> Section | None:
     """The empirical distribution function of the errors of each space's networks."""
-    spread = [
-        (str(row.get("name")), row.get("errors") or [])
-        for row in inputs.analysis.get("distributions") or []
-        if isinstance(row, dict)
-    ]
-    told = "How large a share of a space's networks has an error up to so much (S3, figure 6): the further left and up, the better the space."
+    rows = [row for row in inputs.analysis.get("distributions") or [] if isinstance(row, dict)]
+    spread = [(str(row.get("name")), row.get("errors") or []) for row in rows]
+    told = "How large a share of a space's networks has an error up to so much (S3, figure 6): "
+    told += "the further left and up, the better the space."
     if not spread:
         spread = _from_histories(inputs)
         told += " Counted over all networks that were drawn to measure the spaces."
@@ -317,32 +255,21 @@ def distributions(inputs: Inputs) -> Section | None:
     if not found:
         return None
     lines = [
-        series(f"{name} ({len(errors):,})", *distribution(errors), "step", k % 4, k // 4)
+        series(f"{name} ({len(errors):,})", *markup.distribution(errors), "step", k % 4, k // 4)
         for k, (name, errors) in enumerate(found)
     ]
     middles = ", ".join(f"{name} {np.median(errors):.1f} %" for name, errors in found)
-    chart = plot(
-        f"Distribution of errors; medians: {middles}.",
-        axis("error", "percent"),
-        axis("networks with at most this error", "percent", 0, 100),
-        lines,
-    )
-    return Section(
-        "distributions",
-        "How errors spread",
-        several(paragraph(told), place("distributions", "Error distribution functions")),
-        {"distributions": chart},
-    )
+    y = axis("networks with at most this error", "percent", 0, 100)
+    chart = plot(f"Distribution of errors; medians: {middles}.", axis("error", "percent"), y, lines)
+    return markup.chart_section("distributions", "How errors spread", told, "Error distribution functions", chart)
 
 
 def _from_histories(inputs: Inputs) -> list[tuple[str, list[Any]]]:
     """What evolving the space evaluated, space by space."""
     if not inputs.evolution:
         return []
-    folders = [
-        folder for t in range(inputs.recipe.evolve.rounds) if (folder := inputs.run.folder / "spaces" / str(t)).exists()
-    ]
-    folders.append(inputs.run.folder)
+    before = [inputs.run.folder / "spaces" / str(t) for t in range(inputs.recipe.evolve.rounds)]
+    folders = [*(folder for folder in before if folder.exists()), inputs.run.folder]
     out: list[tuple[str, list[Any]]] = []
     for t, folder in enumerate(folders):
         drawn = [r for r in history(Run(folder)) if r.kind == "space" and "accuracy" in r.values]

@@ -25,7 +25,7 @@ from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
 PREPARED = ("crop", "interpolation")
-"""How pictures are cut and resized (`superformer.data.augment.Frame`)."""
+"""How pictures are cut and resized (`superformer.data.augment.EvalTransform`)."""
 TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")
 """What an export for timm adds."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
