@@ -80,9 +80,9 @@ def calls(net, x, arch):
     return found
 
 
-def looked(tokens, view, step, at):
+def looked(tokens, visit, at):
     with torch.no_grad(), attention._AttentionWatch() as watch:
-        step.block(tokens, view, step, at)
+        visit.block(tokens, visit, at)
     return torch.cat(watch.seen) if watch.seen else None
 
 
@@ -133,17 +133,17 @@ def test_queries_and_keys_are_where_the_places_say(name):
     weights of the other keys keep their proportions. The places of all tokens are looked at, and each is found."""
     space, size = WHERE[name]
     net, generator = double(space), torch.Generator().manual_seed(0)
-    for tokens, view, step, at in calls(
+    for tokens, visit, at in calls(
         net, torch.randn(1, 3, *size, generator=generator, dtype=torch.float64), space.smallest()
     ):
-        before, where = looked(tokens, view, step, at), step.block.places(net, 0, step, at)
+        before, where = looked(tokens, visit, at), visit.block.places(net, 0, visit, at)
         rows, cols = where.grid
         assert int(where.real.sum()) == rows * cols
         for r, c in product(range(rows), range(cols)):
             other = tokens.clone()
             place = other[:, r, c] if other.dim() == 4 else other[:, net.prefix_tokens(0) + r * cols + c]
             place += torch.randn(place.shape, generator=generator, dtype=torch.float64)
-            change = by_window(looked(other, view, step, at) / before, where).log()
+            change = by_window(looked(other, visit, at) / before, where).log()
             here = ((where.keys - torch.tensor([r, c])).abs() <= (where.side - 1) / 2).all(-1)
             asks = where.real & (where.queries != torch.tensor([r, c])).any(-1)
             for w, q in asks.nonzero().tolist():

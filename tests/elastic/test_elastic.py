@@ -193,7 +193,11 @@ def test_depthwise_gradients_by_columns_are_those_of_torch(batch, rows, columns,
         out = depthwise(x, kernel, None, stride)
         got = torch.autograd.grad(out, (x, kernel), grad)
         again = kernel_gradient(
-            grad, with_margins(Scratch(), x, kernel).copy_(x.detach()), kernel.detach(), stride, stride == 1 and size > 3
+            grad,
+            with_margins(Scratch(), x, kernel).copy_(x.detach()),
+            kernel.detach(),
+            stride,
+            stride == 1 and size > 3,
         )
         back = input_gradient(grad, x.detach(), kernel.detach(), stride)
     torch.testing.assert_close(out, expected)

@@ -11,8 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import superformer as sf
-from superformer.elastic.layers import Elastic, Optional
-from superformer.elastic.transformer import Cell
+from superformer.elastic.layers import Cell, Elastic, Optional
 from superformer.families.network import Network
 from superformer.space.schema import FAMILIES, Schema
 

@@ -149,7 +149,8 @@ def test_windows_and_patches(rows, cols):
     for part, own in zip(split_windows(pad_to_windows(x, 3), 3, 2, 3), x.chunk(2, -1), strict=True):
         torch.testing.assert_close(join_windows(part, 3, rows, cols), own)
     assert torch.autograd.gradcheck(
-        lambda y: torch.stack(split_windows(pad_to_windows(y, 3), 3, 2, 3)).square(), (x[:1, :, :, :6].detach().requires_grad_(),)
+        lambda y: torch.stack(split_windows(pad_to_windows(y, 3), 3, 2, 3)).square(),
+        (x[:1, :, :, :6].detach().requires_grad_(),),
     )
     weight = torch.randn(5, 12, 2, 2, dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, stride=2)

@@ -22,8 +22,8 @@ from timm.models._features import feature_take_indices
 
 import superformer as sf
 from superformer import interop as proof
+from superformer.elastic.layers import Cell
 from superformer.elastic.positions import RelativePosition
-from superformer.elastic.transformer import Cell
 from superformer.errors import StoppedError
 from superformer.families.timm_api import _taken
 from superformer.interop.export import export

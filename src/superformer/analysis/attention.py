@@ -98,13 +98,13 @@ def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "lef
     try:
         at = net.plan(arch, (int(x.shape[-2]), int(x.shape[-1])), side)
         x = net.embed(net.shared(x), at)
-        for i, steps in enumerate(at.stages):
+        for i, visits in enumerate(at.stages):
             x = net.enter(i, x, at)
-            for k, step in enumerate(steps):
+            for k, visit in enumerate(visits):
                 with _AttentionWatch() as watch:
-                    x = step.block(x, at.view, step, at)
+                    x = visit.block(x, visit, at)
                 if watch.seen:
-                    where = step.block.places(net, i, step, at)
+                    where = visit.block.places(net, i, visit, at)
                     found = torch.cat(watch.seen).cpu()  # windows are among the pictures, or among the heads
                     weights = found.view(len(x), len(where.queries), -1, *found.shape[2:])
                     yield Attended(i, k, weights, where, net.reduction(arch, i))

@@ -14,7 +14,7 @@ from superformer.kernels.slices import Segments
 from superformer.space.arch import Arch, Values
 
 if TYPE_CHECKING:
-    from superformer.elastic.transformer import Cell
+    from superformer.elastic.layers import Cell
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.conv import BatchNorm, MapConv
-from superformer.elastic.layers import Layer, LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
+from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
 from superformer.elastic.places import Places
 from superformer.elastic.positions import in_windows, out_of_windows, relative_bias
-from superformer.elastic.transformer import Branch, Cell
 from superformer.errors import SuperformerError
 from superformer.kernels.attention import split_heads, talking_heads
 from superformer.kernels.inverted import Inverted, inverted_residual

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Dim, Packed, View, size
+from superformer.elastic.axis import Axis, Dim, Packed, Pass, View, Visit, size
+from superformer.elastic.places import Places
+from superformer.errors import SuperformerError
 from superformer.kernels.slices import Index, Wanted, layer_norm, linear, take
 from superformer.space.costs import Cost, Count
+
+if TYPE_CHECKING:
+    from superformer.families.network import Network
 
 Widths = Mapping[Axis, Count]
 """The width of each searched axis, as a number or as an array over a population."""
@@ -199,3 +204,49 @@ class PerChoice(nn.ModuleDict):
 
     def key(self, values: Mapping[str, object]) -> str:
         return str(values[self.choice])
+
+
+# --- blocks ---
+
+
+class Branch(NamedTuple):
+    """A residual branch of a block with its skip, from tokens to tokens. Sub-networks of which ``alike`` says the same
+    compute the same there."""
+
+    run: Callable[[Tensor, Visit, Pass], Tensor]
+    alike: Callable[[Visit, Pass], Hashable] | None = None
+
+
+class Cell(nn.Module, abc.ABC):
+    """One block of a stage, of any family: ``block(x, visit, at)``."""
+
+    drop_path: float = 0.0
+
+    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
+        """The widths of this block's own axes."""
+        return {}
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
+        """Tokens to tokens."""
+
+    def branches(self) -> Sequence[Branch]:
+        """The same as residual branches, one after another."""
+        return (Branch(self.forward),)
+
+    @abc.abstractmethod
+    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
+        """MACs and parameters on so many tokens, the patches among them in rows and columns."""
+
+    def dropped(self, y: Tensor) -> Tensor:
+        """A branch of this block with stochastic depth: for some pictures nothing, for the others more."""
+        if not self.drop_path or not self.training:
+            return y
+        kept = 1 - self.drop_path
+        return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
+
+    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
+        """Where the queries and the keys of its attention lie on the map."""
+        raise SuperformerError(
+            f"where the tokens of {type(self).__name__} lie is not known: a block that attends has a method places"
+        )

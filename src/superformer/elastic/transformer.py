@@ -3,20 +3,18 @@ appendix D)."""
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
-from superformer.elastic.layers import Layer, LayerNorm, Linear, Table, Widths, width
+from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Table, Widths, width
 from superformer.elastic.places import Places
 from superformer.elastic.positions import RelativePosition
-from superformer.errors import SuperformerError
 from superformer.kernels.attention import attention, split_heads
 from superformer.kernels.relative import relative_attention
 from superformer.space.costs import Cost, Count
@@ -145,49 +143,6 @@ class Attention(Layer):
         if self.relative is not None:
             return cost + self.relative.cost(heads, tokens, grid)
         return cost + Cost(2 * queries * tokens * inner, 0)
-
-
-class Branch(NamedTuple):
-    """A residual branch of a block with its skip, from tokens to tokens. Sub-networks of which ``alike`` says the same
-    compute the same there."""
-
-    run: Callable[[Tensor, Visit, Pass], Tensor]
-    alike: Callable[[Visit, Pass], Hashable] | None = None
-
-
-class Cell(nn.Module, abc.ABC):
-    """One block of a stage, of any family: ``block(x, visit, at)``."""
-
-    drop_path: float = 0.0
-
-    def bind(self, values: Mapping[str, Count]) -> dict[Axis, Count]:
-        """The widths of this block's own axes."""
-        return {}
-
-    @abc.abstractmethod
-    def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
-        """Tokens to tokens."""
-
-    def branches(self) -> Sequence[Branch]:
-        """The same as residual branches, one after another."""
-        return (Branch(self.forward),)
-
-    @abc.abstractmethod
-    def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
-        """MACs and parameters on so many tokens, the patches among them in rows and columns."""
-
-    def dropped(self, y: Tensor) -> Tensor:
-        """A branch of this block with stochastic depth: for some pictures nothing, for the others more."""
-        if not self.drop_path or not self.training:
-            return y
-        kept = 1 - self.drop_path
-        return y * y.new_empty(y.shape[0], *(1,) * (y.ndim - 1)).bernoulli_(kept).div_(kept or 1)
-
-    def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
-        """Where the queries and the keys of its attention lie on the map."""
-        raise SuperformerError(
-            f"where the tokens of {type(self).__name__} lie is not known: a block that attends has a method places"
-        )
 
 
 class Block(Cell):

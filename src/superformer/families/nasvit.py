@@ -28,9 +28,8 @@ from torch import Tensor
 from superformer.elastic.axis import Axis, Pass, fixed
 from superformer.elastic.conv import BatchNorm, MapConv, kernel_axis
 from superformer.elastic.hybrid import MBConv, MBConvCell, TransformerAxes, TransformerCell, divisible
-from superformer.elastic.layers import Linear
+from superformer.elastic.layers import Cell, Linear
 from superformer.elastic.positions import halved
-from superformer.elastic.transformer import Cell
 from superformer.families.network import Network, Numbers, Size, StageModule, Widths
 from superformer.kernels.convolution import channels_last
 from superformer.space import Arch, Space
@@ -139,7 +138,7 @@ class NasVit(Network):
     # --- modules ---
 
     def build(self) -> None:
-        space = self.space
+        space, self.resizes = self.space, bool(self.option("resize"))
         self.stem_axis, self.head_axis = (Axis(name, space.widths(name)) for name in ("stem", "head"))
         self.stem = MapConv(fixed("picture", self.in_chans), self.stem_axis, 3, 2)
         self.stem_norm = BatchNorm(self.stem_axis)
@@ -247,14 +246,14 @@ class NasVit(Network):
     # --- the pass ---
 
     def canvas(self, values: Numbers, size: Size) -> Size:
-        return (values["resolution"], values["resolution"]) if self.option("resize") else size
+        return (values["resolution"], values["resolution"]) if self.resizes else size
 
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width))
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         size = at.arch.resolution
-        if self.option("resize") and tuple(x.shape[-2:]) != (size, size):
+        if self.resizes and tuple(x.shape[-2:]) != (size, size):
             x = F.interpolate(x, size=(size, size), mode="bicubic", align_corners=False)
         x = channels_last(x).permute(0, 2, 3, 1)  # (batch, rows, columns, channels)
         return self.stem_norm.after(self.stem, x, at.view, swish=True)

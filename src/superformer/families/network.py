@@ -24,9 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from superformer.elastic import masked
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
-from superformer.elastic.layers import Elastic, Linear
+from superformer.elastic.layers import Cell, Elastic, Linear
 from superformer.elastic.positions import halved
-from superformer.elastic.transformer import Cell
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
 from superformer.families.timm_api import TimmApi

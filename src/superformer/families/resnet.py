@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import BatchNorm, MapConv
+from superformer.elastic.layers import Cell
 from superformer.elastic.positions import halved
-from superformer.elastic.transformer import Cell
 from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.convolution import channels_last
 from superformer.space.costs import Cost, Count

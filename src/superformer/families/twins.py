@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
-from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoice, width
+from superformer.elastic.layers import Branch, Cell, Conv2d, Layer, LayerNorm, Linear, PerChoice, width
 from superformer.elastic.places import Places
 from superformer.elastic.positions import join_windows, pad_to_windows, padded
-from superformer.elastic.transformer import Branch, Cell, Mlp, whole_heads
+from superformer.elastic.transformer import Mlp, whole_heads
 from superformer.errors import SuperformerError
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.attention import attention, split_heads, split_windows

@@ -151,7 +151,7 @@ class Vit(Network):
         tokens, prefix = stem.proj(x, at.view), 0 if self.option("class_attention") else 1
         if prefix:
             tokens = stem.with_class(tokens, at.view)
-        return tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix)
+        return tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix)  # type: ignore[no-any-return]
 
     def _stem(self, at: Pass) -> Stem:
         found = self.stems[self.stems.key(at.arch.choices)]
