@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes.settings import KINDS, Evolution, Part
-from superformer.search import Problem, names, register, settings_of
-from superformer.search import methods as method
+from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
 

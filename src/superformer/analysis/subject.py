@@ -11,13 +11,13 @@ from rich.console import Console
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import TOGETHER
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import each
 from superformer.recipes import Recipe, overlaid
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
 from superformer.search.history import History, Record
-from superformer.search.scores import accuracies, history_of
+from superformer.search.scores import Scorer, history_of
 from superformer.space.arch import Arch
 from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
 
@@ -26,7 +26,7 @@ DRAWN = "space"
 alike)."""
 
 
-class Subject(Opened):
+class Subject(TrainedRun):
     @staticmethod
     def open(folder: str | Path) -> Subject:
         world = World.join()
@@ -46,15 +46,11 @@ class Subject(Opened):
 
     def inherited(self, archs: Sequence[Arch], console: Console | None = None, kind: str = "") -> list[float]:
         """The accuracy on the search split with the weights of the run; kept in its history as soon as it is known."""
-        parts, judge, world = (
-            [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)],
-            self.judge(),
-            World.join(),
-        )
+        parts = [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)]
+        evaluator, world = self.evaluator(), World.join()
         with self.run.lock(), self.history() as history:
-            found = [
-                accuracies(part, judge, history, world, kind=kind)[0] for part in each(parts, "evaluating", console)
-            ]
+            scorer = Scorer(evaluator, history, world)
+            found = [scorer.accuracies(part, kind) for part in each(parts, "evaluating", console)]
         return [score for part in found for score in part]
 
     def macs(self, archs: Sequence[Arch]) -> list[int]:

@@ -26,6 +26,7 @@ from superformer.report.markup import (
     tag,
 )
 from superformer.runs.folder import Run
+from superformer.search.space_evolution import equation_7
 
 COLUMNS, ROWS = 60, 48
 """Of a heat map."""
@@ -267,7 +268,7 @@ def _measured(t: int, space: Row, charts: dict[str, Chart], last: bool) -> Marku
     figures = []
     for k, own in enumerate(space["trends"]):
         values, label = [float(v) for v in own["dimension"]["values"]], str(own["label"])
-        slope, intercept = np.polyfit(values, own["errors"], 1) if len(values) > 1 else (0.0, own["errors"][0])
+        slope, intercept = equation_7(values, own["errors"])
         lines = [
             series(
                 "fitted", [values[0], values[-1]], [intercept + slope * v for v in (values[0], values[-1])], "line", 1
