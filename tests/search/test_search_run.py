@@ -246,7 +246,7 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
         sf.InfeasibleError, match=r"reached: \d.* ms to \d.* ms latency, by the smallest and the largest network$"
     ):
         search(trained, {"latency": (0, 1e-7)})
-    with mock.patch("superformer.cost.latency.onnxruntime", side_effect=AssertionError("a network was built")):
+    with mock.patch("superformer.cost.runtimes.onnxruntime", side_effect=AssertionError("a network was built")):
         for limits in ({"latency": (0.0, 1e-7)}, {"throughput": (1e9, np.inf)}):
             with pytest.raises(sf.InfeasibleError, match="runtime=onnx is not 30 times as fast"):
                 search(trained, limits, changes={"runtime": "onnx"})

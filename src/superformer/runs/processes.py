@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 BUCKET = 8 * 2**20
 """Elements that travel together."""
@@ -102,17 +101,3 @@ class World:
         flat = self.mean(torch.cat([g.flatten() for g in grads]))
         for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
             grad.copy_(part.view(grad.shape))
-
-
-# How many processor threads torch uses.
-
-
-@contextmanager
-def pinned(threads: int | None) -> Iterator[None]:
-    """So many threads, and what it was before afterwards. None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
