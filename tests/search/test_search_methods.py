@@ -105,7 +105,7 @@ def test_what_failed_has_no_children(known):
     scores = known.scores[known.at(first), :1]
     scores[1:] = np.nan
     search.tell(first, scores)
-    assert search.ledger.best(20).tolist() == [0]
+    assert search.asked.best(20).tolist() == [0]
     assert len(search.ask()) == 5  # mutants that are like their parent are not asked for; random ones take their places
 
 

@@ -1,5 +1,5 @@
-"""What runs networks: torch as it is, torch.compile, ONNX Runtime. Each gives functions that run a network once on given
-pictures."""
+"""What runs networks: torch as it is, torch.compile, ONNX Runtime. Each gives functions that run a network once on
+given pictures."""
 
 from __future__ import annotations
 

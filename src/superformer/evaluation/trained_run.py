@@ -1,5 +1,5 @@
-"""A trained run: its supernet (or another network trained on its pictures), its pictures, and how networks are judged by
-them."""
+"""A trained run: its supernet (or another network trained on its pictures), its pictures, and how networks are judged
+by them."""
 
 from __future__ import annotations
 

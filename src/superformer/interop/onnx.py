@@ -1,4 +1,4 @@
-"""One ONNX file, ``model.onnx``, for any number of pictures, with the classes and the preparation of pictures inside."""
+"""One ONNX file, ``model.onnx``, for any number of pictures, with the classes and how pictures are prepared inside."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def select(task: Task, history: History) -> tuple[Known, list[int], list[int]]:
 
 def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell) -> list[int]:
     """Of the ``FINALISTS`` most accurate, those that are first by accuracy and loss together
-    (`superformer.search.scores.agreed`), from the best down when they are judged again, on more pictures. The scores are
-    kept beside the others, and nobody is judged so twice."""
+    (`superformer.search.scores.agreed`), from the best down when they are judged again, on more pictures. The scores
+    are kept beside the others, and nobody is judged so twice."""
 
     def best(places: Sequence[int], which: str, records: Mapping[int, Mapping[str, float]]) -> list[int]:
         order = np.argsort(-agreed([_score(records[k], which) for k in places]), kind="stable")

@@ -122,8 +122,8 @@ def parts(macs: Floats, processes: int) -> list[slice]:
 
 
 def ranked(scores: Sequence[Score]) -> Floats:
-    """What methods compare: the accuracy; of equal ones the lower loss is better, and an unknown one the worst. A search
-    split of some hundred pictures leaves many candidates with the same accuracy."""
+    """What methods compare: the accuracy; of equal ones the lower loss is better, and an unknown one the worst. A
+    search split of some hundred pictures leaves many candidates with the same accuracy."""
     accuracy, loss = _columns(scores)
     found: Floats = accuracy - TIE * (1 - 1 / (1 + loss))
     return found

@@ -1,7 +1,7 @@
 """What a search is made of: a run's supernet, the problem and its costs, the method.
 
-Limits that no architecture comes near are refused at once, by the smallest and the largest network: measuring a table of
-times takes much longer."""
+Limits that no architecture comes near are refused at once, by the smallest and the largest network: measuring a latency
+table takes much longer."""
 
 from __future__ import annotations
 

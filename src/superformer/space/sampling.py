@@ -136,8 +136,8 @@ def excess(limits: Limits, costs: Mapping[str, Any]) -> Floats:
 
 
 class _Batch(NamedTuple):
-    """Rows that were drawn together, their costs, and how far ``away`` from the limits they are; of all rows so far, how
-    many were ``drawn`` and how many we ``have`` within the limits."""
+    """Rows that were drawn together, their costs, and how far ``away`` from the limits they are; of all rows so far,
+    how many were ``drawn`` and how many we ``have`` within the limits."""
 
     genes: Genes
     costs: Mapping[str, Any]
@@ -181,8 +181,8 @@ class LimitedSampler:
     """Draws rows within ``limits`` on ``costs``, every choice uniform as the papers sample, conditioned on the limits.
 
     Limits on macs and params (counted with ``num_classes`` and ``img_size``) that are seldom met are drawn within by
-    tables, other limits by trial. Where both find too few, rows walk by mutation from the nearest towards the limits (no
-    longer the conditioned distribution). ``seed`` is of the looks at what can be reached."""
+    tables, other limits by trial. Where both find too few, rows walk by mutation from the nearest towards the limits
+    (no longer the conditioned distribution). ``seed`` is of the looks at what can be reached."""
 
     space: Space
     costs: CostsOf
