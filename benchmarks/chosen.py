@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import superformer as sf
 from superformer import data
-from superformer.evaluation.evaluator import Score, copies
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.evaluator import Score, varied_copies
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.runs.folder import Run
 from superformer.search.scores import agreed, ranked
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     given = parser.parse_args()
     for folder in given.runs:
-        right, lost, test = _judged(Opened.of(Run.open(folder)), given.networks)
+        right, lost, test = _judged(TrainedRun.of(Run.open(folder)), given.networks)
         place = np.asarray([(test < t).mean() + 0.5 * (test == t).mean() for t in test])
         rng, found = np.random.default_rng(0), {way: list[int]() for way in WAYS}
         for _ in range(DRAWS):
@@ -70,7 +70,7 @@ def _scores(right: Floats, lost: Floats) -> list[Score]:
 
 
 @torch.no_grad()
-def _judged(opened: Opened, networks: int) -> tuple[Floats, Floats, Floats]:
+def _judged(opened: TrainedRun, networks: int) -> tuple[Floats, Floats, Floats]:
     """Of each network: whether it is right about each copy of each picture of the search split, its loss there, its
     test accuracy."""
     space, settings = opened.space, opened.recipe.data
@@ -82,7 +82,7 @@ def _judged(opened: Opened, networks: int) -> tuple[Floats, Floats, Floats]:
     right, lost, tested = [], [], []
     for arch in space.sample(networks, seed=1, macs=(0.9 * limit, limit), num_classes=opened.net.num_classes):
         net = opened.network(arch)
-        outs = [([net(one) for one in copies(x, settings)], y) for x, y in search]
+        outs = [([net(one) for one in varied_copies(x, settings)], y) for x, y in search]
         right.append(torch.cat([torch.stack([(o.argmax(1) == y).double() for o in some]) for some, y in outs], 1))
         lost.append(
             torch.cat([torch.stack([F.cross_entropy(o, y, reduction="none") for o in some]) for some, y in outs], 1)

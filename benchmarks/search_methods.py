@@ -6,17 +6,19 @@ python benchmarks/search_methods.py
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from common import beside, peak_mib, report, seconds
 
 import superformer as sf
-from superformer.search import Method, Problem
-from superformer.search import methods as method
-from superformer.search import problem as pareto
-from superformer.search.known_space import Known
+from superformer.search import Method, Problem, method, pareto
 from superformer.search.predictor import Forest
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from helpers.known_space import Known
 
 AT = (50, 100, 200, 400, 800, 1200, 1600, 2000)
 SEEDS = range(5)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.known_space import Known
 from helpers.training import recipe
 from hypothesis import HealthCheck, settings
-
-from superformer.search.known_space import Known
 
 torch.set_num_threads(1)
 settings.register_profile(

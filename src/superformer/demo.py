@@ -18,6 +18,7 @@ from superformer import files
 from superformer.analysis.bench import bench
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
+from superformer.draw.evolution import draw
 from superformer.errors import InfeasibleError
 from superformer.interop.export import export
 from superformer.recipes import resolve
@@ -49,7 +50,7 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     begun, folder = time.monotonic(), Path(folder)
     with _part(console, "1. Train a supernet, and evolve its space (S3)"):
         changes = ("evolve.rounds=1", f"evolve.samples={pace.samples}", f"train.epochs={pace.epochs}", "watch.every=5")
-        evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console)
+        evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console, draw=draw)
     with _part(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
         limits = _limits(Run.open(folder))
         console.print(

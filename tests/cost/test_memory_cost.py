@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from superformer.cost import memory
-from superformer.cost.latency import pictures
 from superformer.cost.memory import held_by_parts, peak_memory
 from superformer.cost.memory_table import MemoryTable
+from superformer.cost.runtimes import pictures
 from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.recipes import names, resolve, space_of

@@ -16,7 +16,7 @@ import superformer as sf
 from superformer.elastic.conv import BatchNorm
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Evaluator, Race, needs_recalibration
-from superformer.evaluation.prefix_tree import alike, grow, walk
+from superformer.evaluation.prefix_tree import grow, prefix_order, walk
 from superformer.recipes import space_of
 from superformer.space.genes import mutate
 
@@ -59,7 +59,7 @@ def test_equal_beginnings_run_once() -> None:
 @given(spaces, st.integers(0, 99))
 def test_an_order_in_which_equal_beginnings_follow_one_another(space, seed):
     archs = space.sample(8, seed=seed)
-    order = alike([*archs, *archs])
+    order = prefix_order([*archs, *archs])
     assert sorted(order) == list(range(16))
     net = sf.supernet(space, 3)
     size = (space.img_size, space.img_size)

@@ -11,6 +11,7 @@ from helpers.training import TINY, recipe
 from rich.console import Console
 
 import superformer as sf
+from superformer.draw.evolution import draw
 from superformer.errors import StoppedError
 from superformer.evaluation.trained_run import evaluate
 from superformer.search import space_evolution as module
@@ -74,9 +75,8 @@ def test_from_a_bad_space_the_errors_fall(tmp_path):
         "train.ema=null",
     )
     said = io.StringIO()
-    spaces = evolve_space(str(path), "digits", tmp_path / "run", *words, *more, console=Console(file=said, width=200))[
-        "spaces"
-    ]
+    console = Console(file=said, width=200)
+    spaces = evolve_space(str(path), "digits", tmp_path / "run", *words, *more, console=console, draw=draw)["spaces"]
     for name in ("et_error", "expected", "best"):
         assert [s[name] for s in spaces] == sorted((s[name] for s in spaces), reverse=True)
     assert spaces[-1]["et_error"] < spaces[0]["et_error"] - 10

@@ -289,7 +289,10 @@ def test_reading_changes_nothing(path: Path) -> None:
 def test_a_folder_nobody_may_write_to_can_be_read(path: Path) -> None:
     with History(path, "w", "s") as history:
         history.put(evaluations(5))
-    program = "import sys; from superformer.search.history import History; print(len(History(sys.argv[1], 'w', 's', readonly=True)))"
+    program = (
+        "import sys; from superformer.search.history import History; "
+        "print(len(History(sys.argv[1], 'w', 's', readonly=True)))"
+    )
     path.parent.chmod(0o500)
     try:
         done = subprocess.run(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes.settings import KINDS, Evolution, Part
-from superformer.search import Problem, names, register, settings_of
-from superformer.search import methods as method
+from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
 
@@ -106,7 +105,7 @@ def test_what_failed_has_no_children(known):
     scores = known.scores[known.at(first), :1]
     scores[1:] = np.nan
     search.tell(first, scores)
-    assert search.ledger.best(20).tolist() == [0]
+    assert search.asked.best(20).tolist() == [0]
     assert len(search.ask()) == 5  # mutants that are like their parent are not asked for; random ones take their places
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from helpers.searches import searched
 
-from superformer.search import methods as method
-from superformer.search import problem as pareto
+from superformer.search import method, pareto
 
 SEEDS = range(20)
 

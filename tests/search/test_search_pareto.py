@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from superformer.errors import SuperformerError
-from superformer.search import problem as pareto
+from superformer.search import pareto
 
 few = st.integers(1, 3).flatmap(
     lambda k: st.tuples(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError
-from superformer.search import Problem
-from superformer.search import methods as method
+from superformer.search import Problem, method
 from superformer.search.evolution import polynomial, two_point
 from superformer.search.predictor import IDLE, Forest, features
 from superformer.search.problem import alive
@@ -61,7 +60,7 @@ def test_draws_within_limits_have_the_unlimited_distribution_conditioned(known):
     for low, high in ((0.3, 0.7), (0.5, 0.503)):
         limits = {"macs": tuple(float(np.quantile(known.macs, q)) for q in (low, high))}
         problem = known.problem(limits=limits)
-        assert (problem._tables is not None) == (high < 0.6)
+        assert (problem.sampler.tables is not None) == (high < 0.6)
         free = known.space.sample_genes(400_000, 1)
         free = free[problem.feasible(free)]
         drawn = problem.draw(4000, np.random.default_rng(2))

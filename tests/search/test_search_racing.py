@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import SuperformerError
-from superformer.evaluation.evaluator import Score, copies, number
+from superformer.evaluation.evaluator import Score, count_copies, varied_copies
 from superformer.recipes.settings import Options, split
-from superformer.search import methods as method
-from superformer.search import problem as pareto
+from superformer.search import method, pareto
 from superformer.search import scores as racing
 from superformer.search.scores import agreed, race, ranked
 
@@ -108,8 +107,8 @@ def test_moved_copies(words, n):
     settings = sf.recipe("s3-laptop").data.model_copy(update=changes)
     x = torch.full((2, 3, 8, 8), -1.0)  # black: mean and deviation are a half
     x[:, :, 3:5, 2:5] = torch.rand(2, 3, 2, 3)
-    found = list(copies(x, settings))
-    assert len(found) == number(settings, 8) == n
+    found = list(varied_copies(x, settings))
+    assert len(found) == count_copies(settings, 8) == n
     assert torch.equal(found[0], x)
     assert len({tuple(c.flatten().tolist()) for c in found}) == n
     for c in found:

@@ -225,7 +225,7 @@ def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.Monkey
                 row["measured"] = max(row.get("measured", 0), left.pop(0))
 
         monkeypatch.setattr(module, "measure", measure)
-        task = SimpleNamespace(table=object(), throughput=None, problem=SimpleNamespace(limits={"latency": (0, 1.0)}))
+        task = SimpleNamespace(latency=object(), throughput=None, problem=SimpleNamespace(limits={"latency": (0, 1.0)}))
         chosen = module.best_measured(task, rows, rows[:2], lambda text: None)
         assert chosen is not None
         assert not left
@@ -246,7 +246,7 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
         sf.InfeasibleError, match=r"reached: \d.* ms to \d.* ms latency, by the smallest and the largest network$"
     ):
         search(trained, {"latency": (0, 1e-7)})
-    with mock.patch("superformer.cost.latency.onnxruntime", side_effect=AssertionError("a network was built")):
+    with mock.patch("superformer.cost.runtimes.onnxruntime", side_effect=AssertionError("a network was built")):
         for limits in ({"latency": (0.0, 1e-7)}, {"throughput": (1e9, np.inf)}):
             with pytest.raises(sf.InfeasibleError, match="runtime=onnx is not 30 times as fast"):
                 search(trained, limits, changes={"runtime": "onnx"})

@@ -12,7 +12,7 @@ from helpers.training import superformer
 import superformer as sf
 from superformer import data
 from superformer.errors import SuperformerError
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.runs.folder import Run
 from superformer.runs.storage import load_network, load_supernet
 from superformer.train.loop import train
@@ -53,7 +53,7 @@ def test_a_network_begins_with_what_it_inherits(searched: Path) -> None:
     x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(load_network(searched / "model").net(x), net(x, arch), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(Opened.of(opened).network(arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(TrainedRun.of(opened).network(arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
 
 
 def test_larger_pictures(searched: Path) -> None:

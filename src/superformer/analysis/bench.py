@@ -19,7 +19,8 @@ from rich.console import Console
 from torch import nn
 
 from superformer import files
-from superformer.cost.latency import Job, Timing, machine, measure_jobs
+from superformer.cost.latency import Job, Timing, measure_jobs
+from superformer.cost.machine import machine
 from superformer.errors import SuperformerError, nearest
 from superformer.files import CONFIG
 from superformer.progress import doing, teller

@@ -37,14 +37,16 @@ from superformer.progress import each, quiet
 from superformer.recipes.settings import Options
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
-from superformer.search import problem as pareto
+from superformer.search import pareto
 from superformer.search.problem import alive
-from superformer.search.run import rounds, shown
-from superformer.search.task import Limits, ready
+from superformer.search.run import rounds, with_progress
+from superformer.search.scores import Scorer
+from superformer.search.task import Task
 from superformer.settings import amount
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch
 from superformer.space.costs import Exact
+from superformer.space.sampling import Limits
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
@@ -239,13 +241,14 @@ def search_front(
 ) -> Front:
     """The front of one search of a run with a seed, and of nothing else that its history knows. What the history knows
     is not evaluated again, and everything new is kept there; ``front.json`` stays as it is."""
-    task = ready(subject.run, dict(limits or {}), method, Options(seed=seed), dict(changes or {}), lambda text: None)
+    task = Task.of(subject.run, dict(limits or {}), method, Options(seed=seed), dict(changes or {}), lambda text: None)
     archs: list[Arch] = []
     found: list[Score] = []
     with subject.run.lock(), subject.history() as history:
-        for told in shown(rounds(task, subject.judge(), history, World.join()), quiet(console)):
-            archs += told.archs
-            found += told.scores
+        scorer = Scorer(subject.evaluator(), history, World.join())
+        for scored in with_progress(rounds(task, scorer), quiet(console)):
+            archs += scored.archs
+            found += scored.scores
     accuracy = np.asarray([score.accuracy for score in found])
     return Front.of(archs, accuracy, np.asarray(subject.macs(archs), dtype=np.float64))
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import TOGETHER
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import each
 from superformer.recipes import Recipe, overlaid
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
 from superformer.search.history import History, Record
-from superformer.search.scores import accuracies, history_of
+from superformer.search.scores import Scorer, history_of
 from superformer.space.arch import Arch
 from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
 
@@ -31,7 +31,7 @@ FINETUNING_LR = 0.1
 """Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
 
 
-class Subject(Opened):
+class Subject(TrainedRun):
     @staticmethod
     def open(folder: str | Path) -> Subject:
         world = World.join()
@@ -52,10 +52,11 @@ class Subject(Opened):
     def inherited(self, archs: Sequence[Arch], console: Console | None = None, kind: str = "") -> list[float]:
         """The accuracy on the search split with the weights of the run; kept in its history as soon as it is known."""
         groups = [archs[k : k + TOGETHER] for k in range(0, len(archs), TOGETHER)]
-        judge, world, found = self.judge(), World.join(), []
+        evaluator, world, found = self.evaluator(), World.join(), []
         with self.run.lock(), self.history() as history:
+            scorer = Scorer(evaluator, history, world)
             for group in each(groups, "evaluating", console):
-                found += accuracies(group, judge, history, world, kind=kind)[0]
+                found += scorer.accuracies(group, kind)
         return found
 
     def macs(self, archs: Sequence[Arch]) -> list[int]:

@@ -58,9 +58,10 @@ def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Ch
     evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last
     space."""
     early.recipe(recipe, changes)
+    from superformer.draw.evolution import draw
     from superformer.search.space_evolution import evolve_space as run_evolution
 
-    run_evolution(recipe, data, run, *(changes or []), console=console)
+    run_evolution(recipe, data, run, *(changes or []), console=console, draw=draw)
     say(f"The trace is in {run}/evolution.json")
     say(f"Next: superformer search --run {run} --macs-max ...", dim=True)
 

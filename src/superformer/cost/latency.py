@@ -8,26 +8,19 @@ measured on and is never compared with a time of another one."""
 from __future__ import annotations
 
 import gc
-import importlib.util
-import os
-import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from superformer.cost.machine import machine
+from superformer.cost.runtimes import Run, Size, home, pictures, pinned, runners
 from superformer.errors import SuperformerError, nearest
-from superformer.families.network import Network
-from superformer.interop.onnx import as_onnx, traced
-from superformer.runs.processes import pinned
 from superformer.settings import RUNTIMES
 
 WARM_UP = 2
@@ -38,6 +31,8 @@ LEAST = 3
 """Turns of each network, however long they take."""
 
 Clock = Callable[[], float]
+Progress = Callable[[float], None]
+"""Gets the part that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -65,49 +60,21 @@ class Timing:
         return self.batch / self.median
 
 
-def machine(device: str | torch.device = "cpu", runtime: str = "eager") -> str:
-    """A short name of what times are measured on: the processor and the software that runs on it."""
-    processor, cores = _processor()
-    parts = [f"{processor} ({cores} cores, {os.cpu_count()} threads)", f"torch {torch.__version__}"]
-    if torch.device(device).type == "cuda":
-        parts.insert(0, torch.cuda.get_device_name(device))
-    if runtime == "onnx":
-        parts.append(f"onnxruntime {onnxruntime().__version__}")
-    return ", ".join(parts)
+class Turns(TypedDict, total=False):
+    """How networks are measured in turn: for ``seconds`` each on average; ``device`` None is where a network is."""
 
-
-def _processor() -> tuple[str, int]:
-    """The name of the processor and its number of cores."""
-    cores = os.cpu_count() or 1
-    try:
-        entries = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    except OSError:
-        return platform.processor() or platform.machine(), cores
-    facts = [(name.strip(), value.strip()) for name, _, value in entries]
-    names = [value for name, value in facts if name == "model name"]
-    ids = {name: [value for n, value in facts if n == name] for name in ("physical id", "core id")}
-    pairs = set(zip(*ids.values(), strict=False))
-    return " ".join((names or [platform.machine()])[0].split()), len(pairs) or cores
-
-
-# --- measuring ---
+    threads: int
+    seconds: float
+    device: str | torch.device | None
+    clock: Clock
+    progress: Progress | None
 
 
 def measure(
-    model: nn.Module,
-    img_size: Size | None = None,
-    *,
-    batch: int = 1,
-    threads: int = 1,
-    runtime: str = "eager",
-    seconds: float = 2.0,
-    device: str | torch.device | None = None,
-    clock: Clock = time.perf_counter,
+    model: nn.Module, img_size: Size | None = None, *, batch: int = 1, runtime: str = "eager", **how: Unpack[Turns]
 ) -> Timing:
     """The time that a stand-alone network takes for a batch of pictures (see `measure_in_turn`)."""
-    return measure_in_turn(
-        [model], img_size, batch=batch, threads=threads, runtime=runtime, seconds=seconds, device=device, clock=clock
-    )[0]
+    return measure_in_turn([model], img_size, batch=batch, runtime=runtime, **how)[0]
 
 
 def measure_in_turn(
@@ -115,20 +82,12 @@ def measure_in_turn(
     img_size: Size | None = None,
     *,
     batch: int = 1,
-    threads: int = 1,
     runtime: str = "eager",
-    seconds: float = 2.0,
-    device: str | torch.device | None = None,
-    clock: Clock = time.perf_counter,
-    progress: Callable[[float], None] | None = None,
+    **how: Unpack[Turns],
 ) -> list[Timing]:
-    """The times of several stand-alone networks, measured in turn for ``seconds`` each on average.
-
-    ``img_size`` None is each network's own input size, ``device`` None is where a network is. ``runtime``: ``"eager"``
-    is torch as it is, ``"compiled"`` torch.compile, ``"onnx"`` ONNX Runtime on the CPU. ``progress`` gets the part that
-    is done, from 0 to 1."""
-    jobs = [Job(model, runtime, (batch,), img_size) for model in models]
-    found = measure_jobs(jobs, threads=threads, seconds=seconds, device=device, clock=clock, progress=progress)
+    """The times of several stand-alone networks. ``img_size`` None is each network's own input size. ``runtime``:
+    ``"eager"`` is torch as it is, ``"compiled"`` torch.compile, ``"onnx"`` ONNX Runtime on the CPU."""
+    found = measure_jobs([Job(model, runtime, (batch,), img_size) for model in models], **how)
     return [timing for some in found if not isinstance(some, Exception) for timing in some]
 
 
@@ -149,7 +108,7 @@ def measure_jobs(
     seconds: float = 2.0,
     device: str | torch.device | None = None,
     clock: Clock = time.perf_counter,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
     making: Callable[[int], None] | None = None,
     forgiving: bool = False,
 ) -> list[list[Timing] | Exception]:
@@ -165,10 +124,9 @@ def measure_jobs(
                 f"batches, threads and seconds must be positive, not {job.batches}, {threads} and {seconds}"
             )
     where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
-    found: list[list[Timing] | Exception] = []
+    ready: list[list[Run] | Exception] = []
     with ExitStack() as stack:
         stack.enter_context(pinned(threads))
-        ready: list[list[Run] | Exception] = []
         for k, (job, d) in enumerate(zip(jobs, where, strict=True)):
             (making or (lambda k: None))(k)
             try:
@@ -179,31 +137,24 @@ def measure_jobs(
                     raise
                 ready.append(error)
         stack.enter_context(_no_collection())
-        ready = [_warm(runs, forgiving) for runs in ready]
+        for k, made in enumerate(ready):
+            try:
+                for run in [] if isinstance(made, Exception) else made:
+                    for _ in range(WARM_UP):
+                        run()
+            except Exception as error:
+                if not forgiving:
+                    raise
+                ready[k] = error
         runs = [run for some in ready if not isinstance(some, Exception) for run in some]
         times = iter(_in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None)))
-    for job, some, d in zip(jobs, ready, where, strict=True):
-        found.append(
-            some
-            if isinstance(some, Exception)
-            else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches]
-        )
-    return found
+    return [
+        made if isinstance(made, Exception) else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches]
+        for job, made, d in zip(jobs, ready, where, strict=True)
+    ]
 
 
-def _warm(runs: list[Run] | Exception, forgiving: bool) -> list[Run] | Exception:
-    try:
-        for run in [] if isinstance(runs, Exception) else runs:
-            for _ in range(WARM_UP):
-                run()
-    except Exception as error:
-        if not forgiving:
-            raise
-        return error
-    return runs
-
-
-def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Callable[[float], None]) -> list[list[float]]:
+def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Progress) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in runs]
     begin, turns = clock(), 0
     while runs and (turns < LEAST or clock() - begin < seconds):
@@ -233,114 +184,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
-
-
-# What runs networks: torch as it is, torch.compile, ONNX Runtime. Each gives functions that run a network once on
-# given pictures.
-
-
-Size = int | tuple[int, int]
-Run = Callable[[], object]
-
-
-def home(model: nn.Module) -> torch.device:
-    """Where a model is."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
-    """Noise as a model's pictures; ``img_size`` None is a stand-alone network's own input size."""
-    if img_size is None:
-        if not isinstance(model, Network) or model.space.size != 1:
-            raise SuperformerError("img_size is needed for a model that is not a stand-alone network of superformer")
-        img_size = model.space.smallest().resolution
-    height, width = img_size if isinstance(img_size, tuple) else (img_size, img_size)
-    channels = model.in_chans if isinstance(model, Network) else 3
-    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(0)).to(device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode; every part is in its own mode again afterwards."""
-    training = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-
-
-@contextmanager
-def runners(
-    model: nn.Module, given: Sequence[Tensor], device: torch.device, runtime: str, threads: int
-) -> Iterator[list[Run]]:
-    """A function for each of the given batches, which returns the model's output for it. The model is as before
-    afterwards."""
-    before = home(model)
-    with evaluating(model):
-        model.to(device)
-        try:
-            if runtime == "onnx":
-                yield _onnx(model, given, threads)
-            elif runtime == "compiled":
-                yield [_torch(_compiled(model, x), x, torch.no_grad) for x in given]
-            else:
-                yield [_torch(model, x, torch.inference_mode) for x in given]
-        finally:
-            model.to(before)
-
-
-def _torch(model: Callable[[Tensor], object], x: Tensor, mode: Callable[[], Any]) -> Run:
-    def run() -> object:
-        with mode():
-            out = model(x)
-        if x.device.type != "cpu":
-            torch.accelerator.synchronize(x.device)
-        return out
-
-    return run
-
-
-def _compiled(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
-    """Exported first, so that it has code of its own: many networks of one class would count as one that changes all
-    the time."""
-    with torch.no_grad():
-        run: Callable[[Tensor], object] = torch.compile(traced(model, x).module(), dynamic=False)
-        try:
-            run(x)
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            raise SuperformerError(
-                f"torch.compile does not work here (is there a C++ compiler?): use the runtime eager or onnx. {error}"
-            ) from error
-    return run
-
-
-def _onnx(model: nn.Module, given: Sequence[Tensor], threads: int) -> list[Run]:
-    """One session for all batches (as fast as one for each), as `superformer.interop` writes it."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry(
-        "session.force_spinning_stop", "1"
-    )  # its threads would disturb what is measured next
-    largest = max(given, key=len).cpu()
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        file = str(Path(folder) / "model.onnx")
-        as_onnx(model, largest, any_batch=len(given) > 1).save(file)
-        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    feeds = [{name: x.cpu().numpy()} for x in given]
-    return [lambda feed=feed: session.run(None, feed)[0] for feed in feeds]  # type: ignore[misc]
-
-
-def onnxruntime() -> ModuleType:
-    """The package, or an error that says how to get it."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SuperformerError(
-            f"measuring with ONNX Runtime needs {', '.join(missing)}, not installed here: pip install 'superformer[onnx]', or use "
-            "the runtime eager"
-        )
-    return importlib.import_module("onnxruntime")

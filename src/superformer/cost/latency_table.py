@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer import files
-from superformer.cost.latency import Size, Timing, machine, measure_in_turn
+from superformer.cost.latency import Progress, Timing, measure_in_turn
+from superformer.cost.machine import machine
+from superformer.cost.runtimes import Size
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.space import Genes, Space
@@ -33,7 +35,6 @@ from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton
 from superformer.spaces import model
 
 Floats = NDArray[np.float64]
-Progress = Callable[[float], None]
 Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
 """Seconds that each architecture takes, measured for so many seconds in all."""
 
@@ -55,7 +56,7 @@ COUNTS = ("block", "mac", "parameter")
 
 
 class LatencyError(SuperformerError):
-    """A table of latencies that does not hold here."""
+    """A latency table that does not hold here."""
 
 
 @dataclass(frozen=True)
@@ -115,30 +116,31 @@ class LatencyTable:
         """Predicted seconds of an undisturbed run on one batch, of architectures or of rows of genes."""
         genes = _genes(space, archs)
         total = np.full(len(genes), self.base)
-        for rows, part, counted in self._walk(space, genes):
-            total[rows] += counted @ np.asarray(self.parts[part])
+        for rows, _, seconds in self._parts_of(space, genes):
+            total[rows] += seconds
         return total
 
     def where(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> dict[str, Floats]:
         """Where the time goes: the seconds of each part. They add up to `latency`."""
         genes = _genes(space, archs)
         found = {BASE: np.full(len(genes), self.base)}
-        for rows, part, counted in self._walk(space, genes):
-            found.setdefault(part, np.zeros(len(genes)))[rows] += counted @ np.asarray(self.parts[part])
+        for rows, part, seconds in self._parts_of(space, genes):
+            found.setdefault(part, np.zeros(len(genes)))[rows] += seconds
         return found
 
-    def _walk(self, space: Space, genes: Genes) -> Iterator[tuple[slice, str, Floats]]:
+    def _parts_of(self, space: Space, genes: Genes) -> Iterator[tuple[slice, str, Floats]]:
         if (space.family, dict(space.options), len(space.stages)) != (self.family, self.options, self.stages):
             raise LatencyError(
-                f"the table was made for {self.family} networks of {self.stages} stages with the options {self.options}; {space.name} has "
-                f"{space.family} networks of {len(space.stages)} stages with {dict(space.options)}: build a table for it"
+                f"the table was made for {self.family} networks of {self.stages} stages with the options "
+                f"{self.options}; {space.name} has {space.family} networks of {len(space.stages)} stages with "
+                f"{dict(space.options)}: build a table for it"
             )
         for rows, part, counted in _counts(space, genes, self.num_classes, self.img_size):
             if part not in self.parts:
                 raise LatencyError(
                     f"the table knows nothing about {part} of {space.name}: build a table for this space"
                 )
-            yield rows, part, counted
+            yield rows, part, counted @ np.asarray(self.parts[part])
 
     def against(
         self,
@@ -151,9 +153,15 @@ class LatencyTable:
         """Networks (of a front) measured for real, for ``seconds`` each, beside what is predicted of them."""
         models = [model(a, self.num_classes) for a in archs] if models is None else models
         timings = measure_in_turn(
-            models, self.img_size, batch=self.batch, threads=self.threads, runtime=self.runtime, seconds=seconds, device=self.device,
+            models,
+            self.img_size,
+            batch=self.batch,
+            runtime=self.runtime,
+            threads=self.threads,
+            seconds=seconds,
+            device=self.device,
             progress=progress,
-        )  # fmt: skip
+        )
         return [Checked(a, float(p), t) for a, p, t in zip(archs, self.latency(space, archs), timings, strict=True)]
 
     # --- making ---
@@ -189,10 +197,21 @@ class LatencyTable:
         fitted, rest = slice(0, networks), slice(networks, None)
         base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), measured[fitted])
         table = LatencyTable(
-            machine(device, runtime), threads, runtime, device, batch, num_classes, img_size, space.family, dict(space.options),
-            len(space.stages), base, parts, Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max())),
-        )  # fmt: skip
-        return replace(table, fit=_judge(table.fit, table.latency(space, genes[rest]), measured[rest]))
+            machine=machine(device, runtime),
+            threads=threads,
+            runtime=runtime,
+            device=device,
+            batch=batch,
+            num_classes=num_classes,
+            img_size=img_size,
+            family=space.family,
+            options=dict(space.options),
+            stages=len(space.stages),
+            base=base,
+            parts=parts,
+            fit=Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max())),
+        )
+        return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
 
     # --- JSON ---
 
@@ -213,12 +232,8 @@ class LatencyTable:
         try:
             size = data.pop("img_size")
             parts = {str(name): (float(a), float(b), float(c)) for name, (a, b, c) in data.pop("parts").items()}
-            table = LatencyTable(
-                img_size=tuple(size) if isinstance(size, list) else size,
-                parts=parts,
-                fit=Fit(**data.pop("fit")),
-                **data,
-            )
+            size = tuple(size) if isinstance(size, list) else size
+            table = LatencyTable(img_size=size, parts=parts, fit=Fit(**data.pop("fit")), **data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
         here = {
@@ -228,11 +243,8 @@ class LatencyTable:
             "device": device,
             "batch": batch,
         }
-        other = [
-            f"{name}: {getattr(table, name)} then, {value} now"
-            for name, value in here.items()
-            if getattr(table, name) != value
-        ]
+        then = {name: getattr(table, name) for name in here}
+        other = [f"{name}: {then[name]} then, {value} now" for name, value in here.items() if then[name] != value]
         if other:
             raise LatencyError(
                 f"this table of latencies was measured under other conditions ({'; '.join(other)}): build one here"
@@ -324,12 +336,11 @@ def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str,
         columns[:, differs] / scale[differs] / measured[:, None], np.ones(len(measured)), maxiter=100 * len(scale)
     )
     solved[differs] /= scale[differs]
-    return float(solved[0]), {
-        p: (float(a), float(b), float(c)) for p, (a, b, c) in zip(parts, solved[1:].reshape(-1, 3), strict=True)
-    }
+    rates = solved[1:].reshape(-1, 3).tolist()
+    return float(solved[0]), {part: (a, b, c) for part, (a, b, c) in zip(parts, rates, strict=True)}
 
 
-def _judge(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
+def _fit_error(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
     from scipy.stats import spearmanr
 
     errors = np.abs(predicted / measured - 1)
@@ -354,13 +365,14 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
             def tell(part: float, done: float = done, share: float = share) -> None:
                 progress(done + part * share)
 
+            each = seconds / len(archs)
             timings = measure_in_turn(
                 models,
                 img_size,
                 batch=batch,
-                threads=threads,
                 runtime=runtime,
-                seconds=seconds / len(archs),
+                threads=threads,
+                seconds=each,
                 device=device,
                 progress=tell,
             )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from superformer.cost.latency import Size, evaluating, home, pictures
+from superformer.cost.runtimes import Size, evaluating, home, pictures
 from superformer.families.network import Network
 from superformer.space import point
 from superformer.space.arch import Arch

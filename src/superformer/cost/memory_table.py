@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from superformer.cost.latency import Size
 from superformer.cost.memory import END, Held, Moments, held_by_parts
+from superformer.cost.runtimes import Size
 from superformer.elastic.axis import Axis, Packed
 from superformer.elastic.layers import Elastic
 from superformer.space import Genes, Space
@@ -190,11 +190,8 @@ class _Part:
             found = []
             for told in itertools.combinations(names, count):
                 groups = _grouped([values[n] for n in told], len(logs))
-                laws = {
-                    key: law
-                    for key, rows in groups.items()
-                    if (law := _Law.of(logs[rows], [self.held[k] for k in rows])) is not None
-                }
+                solved = {key: _Law.of(logs[rows], [self.held[k] for k in rows]) for key, rows in groups.items()}
+                laws = {key: law for key, law in solved.items() if law is not None}
                 if len(laws) == len(groups):
                     found.append((sum(law.spare for law in laws.values()), told, laws))
             if found:
@@ -243,39 +240,25 @@ def _described(
         for p, block in enumerate(stage.blocks):
             module, inside = net.stage(i).block(p), {**scope, **block}
             logs = _logs(_widths([module], {**widths, **module.bind(inside)}), inside, n)
-            inside["place"] = np.where(
-                order[:, p] == 0, 2, order[:, p] % 2
-            )  # the first, and every second block, may be special
+            # the first, and every second block, may be special
+            inside["place"] = np.where(order[:, p] == 0, 2, order[:, p] % 2)
             for k in np.unique(order[stage.active[:, p], p]):
                 rows = np.flatnonzero(stage.active[:, p] & (order[:, p] == k))
-                yield (
-                    rows,
-                    f"stage {i}",
-                    f"stage {i} block {k}",
-                    {name: v[rows] for name, v in inside.items()},
-                    logs[rows],
-                )
+                own = {name: v[rows] for name, v in inside.items()}
+                yield rows, f"stage {i}", f"stage {i} block {k}", own, logs[rows]
     yield np.arange(n), END, END, values.choices, _logs(_widths(outside, bound(last)), values.choices, n)
 
 
 def _widths(modules: Sequence[nn.Module], widths: Mapping[Axis, Any]) -> list[Any]:
     """Of the axes on which the weights of modules lie."""
-    dims = [
-        d
-        for root in modules
-        for m in root.modules()
-        if isinstance(m, Elastic)
-        for dims in m.dims.values()
-        for d in dims
-    ]
+    elastic = [m for root in modules for m in root.modules() if isinstance(m, Elastic)]
+    dims = [d for m in elastic for dims in m.dims.values() for d in dims]
     axes = dict.fromkeys(d.axis if isinstance(d, Packed) else d for d in dims)
     return [widths[axis] for axis in axes if isinstance(axis, Axis) and axis in widths and axis.kind != "private"]
 
 
 def _logs(widths: Sequence[Any], values: Values, n: int) -> Floats:
     columns = [*widths, *(v for v in values.values() if v.dtype.kind in "iuf")]
-    return (
-        np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1))
-        if columns
-        else np.zeros((n, 0))
-    )
+    if not columns:
+        return np.zeros((n, 0))
+    return np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from superformer.draw.svg import Drawing, cut, element, style, text
+from superformer.search.space_evolution import equation_7
 
 ID = "sf-evolution"
 LEFT, WIDE, HEAD, TALL, PLOT, TOP, EDGE = 132, 208, 96, 110, 46, 24, 24
@@ -59,8 +60,8 @@ def _cell(x: float, y: float, trend: Mapping[str, Any], last: bool) -> list[str]
     step = (WIDE - 56) / max(len(values) - 1, 1)
     xs = [x + 20 + step * k for k in range(len(values))] if len(values) > 1 else [x + 20 + step / 2]
     ys = [y + TOP + PLOT / 2 - scale * (e - middle) for e in errors]
-    fitted = _line(values, errors)
-    ends = [y + TOP + PLOT / 2 - scale * (e - middle) for e in (fitted[0], fitted[-1])]
+    slope, intercept = equation_7(values, errors)
+    ends = [y + TOP + PLOT / 2 - scale * (intercept + slope * v - middle) for v in (values[0], values[-1])]
     out = [element("path", d=f"M{xs[0]:.1f} {ends[0]:.1f}L{xs[-1]:.1f} {ends[1]:.1f}", class_="fit")]
     for at, up, value, error in zip(xs, ys, values, errors, strict=True):
         dot = element("circle", cx=at, cy=up, r=4.0, class_="dot")
@@ -74,15 +75,6 @@ def _cell(x: float, y: float, trend: Mapping[str, Any], last: bool) -> list[str]
         out.append(text(x + WIDE - 12, y + TOP + PLOT + 18, "\u2192", 13, class_, "middle"))
     else:
         words = "" if last else "stays"
-    slope = f"{trend['slope']:+.2f} % a step" + (f": {words}" if words else "")
-    out.append(text(x + 20 - 8, y + TOP + PLOT + 31, cut(slope, WIDE - 20, 9), 9))
+    says = f"{trend['slope']:+.2f} % a step" + (f": {words}" if words else "")
+    out.append(text(x + 20 - 8, y + TOP + PLOT + 31, cut(says, WIDE - 20, 9), 9))
     return out
-
-
-def _line(values: Sequence[float], errors: Sequence[float]) -> list[float]:
-    """The errors that the least squares line gives (eq. 7)."""
-    n = len(values)
-    mean, centre = sum(errors) / n, sum(values) / n
-    spread = sum((v - centre) ** 2 for v in values)
-    slope = sum((v - centre) * (e - mean) for v, e in zip(values, errors, strict=True)) / spread if spread else 0.0
-    return [mean + slope * (v - centre) for v in values]

@@ -1,4 +1,8 @@
-"""What is known of a network after some pictures, and when it is not worth any more of them."""
+"""The accuracy and the loss of sub-networks of one supernet on fixed pictures.
+
+They are evaluated together, as a tree (`superformer.evaluation.prefix_tree`): those that begin alike share the work up
+to where they differ. In a `Race` those that cannot win any more are stopped after some pictures. Where there are few
+pictures, `varied_copies` of them are more to judge a network by."""
 
 from __future__ import annotations
 
@@ -16,11 +20,23 @@ from superformer import data
 from superformer.data.augment import normalise
 from superformer.elastic.conv import BatchNorm, synchronise
 from superformer.errors import SuperformerError
-from superformer.evaluation.prefix_tree import alike, grow, walk
+from superformer.evaluation.prefix_tree import grow, prefix_order, walk
 from superformer.families.network import Network
 from superformer.recipes import Recipe
 from superformer.recipes.settings import Data
 from superformer.space.arch import Arch
+
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""Pictures and labels, from the beginning each time it is called."""
+TOGETHER = 64
+"""Networks of one tree."""
+BATCH = 256
+"""Pictures of one batch."""
+LAP = 32
+"""Pictures of a race between two looks at who is left."""
+CALIBRATION_BATCHES, CALIBRATION_BATCH = 8, 64
+"""Batches of training pictures that batch norms are estimated on, and their size."""
+CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
 class Score(NamedTuple):
@@ -32,8 +48,6 @@ class Score(NamedTuple):
 
 
 STOPPED = Score(math.nan, math.nan)
-LAP = 32
-"""Pictures of a race between two looks at who is left."""
 
 
 @dataclass(frozen=True)
@@ -60,63 +74,38 @@ class Race:
         return set(torch.nonzero(bound < torch.tensor(self.needed, dtype=bound.dtype)).flatten().tolist())
 
 
-# Pictures and copies of them, varied as training varies its pictures: more to judge a network by, where there are
-# few.
-#
-# Of pictures that training shifts: a copy moved as far as can be into each corner; of those that it mirrors: the
-# mirrored ones.
+def varied_copies(x: Tensor, settings: Data) -> Iterator[Tensor]:
+    """Normalised pictures (n, 3, height, width), then copies of them, varied as training varies its pictures: where it
+    shifts them, a copy moved as far as can be into each corner; where it mirrors them, the mirrored ones."""
+    high, wide = x.shape[-2:]
+    most, mirrored = _variation(settings, high)
 
+    def corners() -> Iterator[Tensor]:
+        yield x
+        if most:
+            black = normalise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), settings).to(x.device)
+            around = black.expand(len(x), -1, high + 2 * most, wide + 2 * most).contiguous()
+            around[:, :, most : most + high, most : most + wide] = x
+            for down, right in CORNERS:
+                top, left = most - down * most, most - right * most
+                yield around[:, :, top : top + high, left : left + wide].contiguous()
 
-CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
-
-
-def number(settings: Data, size: int) -> int:
-    """Pictures that each one becomes, itself among them."""
-    return (1 + len(CORNERS) * (_far(settings, size) > 0)) * (1 + _mirrored(settings))
-
-
-def copies(x: Tensor, settings: Data) -> Iterator[Tensor]:
-    """Normalised pictures (n, 3, height, width), then their copies."""
-    for one in _corners(x, settings):
+    for one in corners():
         yield one
-        if _mirrored(settings):
+        if mirrored:
             yield one.flip(-1)
 
 
-def _far(settings: Data, size: int) -> int:
-    return round(settings.shift * size) if settings.augment == "shift" else 0
+def count_copies(settings: Data, size: int) -> int:
+    """What `varied_copies` makes of each picture, itself among them."""
+    most, mirrored = _variation(settings, size)
+    return (1 + len(CORNERS) * (most > 0)) * (1 + mirrored)
 
 
-def _mirrored(settings: Data) -> bool:
-    return settings.augment != "none" and settings.mirror > 0
-
-
-def _corners(x: Tensor, settings: Data) -> Iterator[Tensor]:
-    yield x
-    high, wide = x.shape[-2:]
-    if most := _far(settings, high):
-        black = normalise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), settings).to(x.device)
-        around = black.expand(len(x), -1, high + 2 * most, wide + 2 * most).contiguous()
-        around[:, :, most : most + high, most : most + wide] = x
-        for down, right in CORNERS:
-            top, left = most - down * most, most - right * most
-            yield around[:, :, top : top + high, left : left + wide].contiguous()
-
-
-# The accuracy and the loss of sub-networks of one supernet on fixed pictures.
-#
-# They are evaluated together, as a tree (`superformer.evaluation.prefix_tree`): those that begin alike share the work
-# up to where they differ.
-
-
-Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Pictures and labels, from the beginning each time it is called."""
-TOGETHER = 64
-"""Networks of one tree."""
-AT_ONCE = 256
-"""Pictures of one batch."""
-CALIBRATION, FEW = 8, 64
-"""Batches of training pictures that batch norms are estimated on, and their size."""
+def _variation(settings: Data, size: int) -> tuple[int, bool]:
+    """How far training shifts pictures, and whether it mirrors them."""
+    most = round(settings.shift * size) if settings.augment == "shift" else 0
+    return most, settings.augment != "none" and settings.mirror > 0
 
 
 def needs_recalibration(net: Network) -> bool:
@@ -145,17 +134,17 @@ class Evaluator:
         sides: Sequence[str] = ("left",),
         pictures: int | None = None,
     ):
-        norms = needs_recalibration(net)
-        if norms and not calibration:
-            raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
-        self.net = copy.deepcopy(net) if norms else net  # estimating statistics must not change the supernet's
-        for norm in self.net.modules() if norms else ():
-            if isinstance(norm, BatchNorm):
-                norm.momentum = None  # plain averages
-        if norms:
+        self.net, self.calibration = net, tuple[Tensor, ...]()
+        if needs_recalibration(net):
+            if not calibration:
+                raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
+            self.net = copy.deepcopy(net)  # estimating statistics must not change the supernet's
+            for norm in self.net.modules():
+                if isinstance(norm, BatchNorm):
+                    norm.momentum = None  # plain averages
             synchronise(self.net, on=False)  # this process evaluates by itself; the others would never answer
+            self.calibration = tuple(calibration)
         self.batches, self.sides, self.pictures = batches, tuple(sides), pictures
-        self.calibration = tuple(calibration) if norms else ()
 
     @staticmethod
     def of(
@@ -166,29 +155,27 @@ class Evaluator:
         img_size: int,
         limit: int | None = None,
         device: torch.device | None = None,
-        moved: bool = False,
+        varied: bool = False,
     ) -> Evaluator:
         """On a part of a data set, as a recipe prepares pictures; batch norms are estimated on its training pictures.
+        ``varied``: on each picture's `varied_copies`, too."""
 
-        ``moved``: on each picture's copies, too (`superformer.evaluation.evaluator`).
-        """
-
-        def batches(which: data.Pictures, size: int, most: int | None) -> Iterable[tuple[Tensor, Tensor]]:
+        def batches(which: data.Pictures, size: int, most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
             for x, labels in data.eval_batches(which, recipe.data, img_size, size, limit=most):
                 yield x.to(device), labels.to(device)
 
-        def judged() -> Iterator[tuple[Tensor, Tensor]]:
-            for x, labels in batches(part, AT_ONCE, limit):
-                for copy_ in copies(x, recipe.data) if moved else (x,):
-                    yield copy_, labels
+        def with_copies() -> Iterator[tuple[Tensor, Tensor]]:
+            for x, labels in batches(part, BATCH, limit):
+                for one in varied_copies(x, recipe.data) if varied else (x,):
+                    yield one, labels
 
-        calibration = (
-            [x for x, _ in batches(pictures.train, FEW, CALIBRATION * FEW)] if needs_recalibration(net) else []
-        )
+        calibration: list[Tensor] = []
+        if needs_recalibration(net):
+            some = batches(pictures.train, CALIBRATION_BATCH, CALIBRATION_BATCHES * CALIBRATION_BATCH)
+            calibration = [x for x, _ in some]
         known = len(part) if limit is None else min(limit, len(part))
-        return Evaluator(
-            net, judged, calibration, sides_of(net, recipe), known * (number(recipe.data, img_size) if moved else 1)
-        )
+        known *= count_copies(recipe.data, img_size) if varied else 1
+        return Evaluator(net, with_copies, calibration, sides_of(net, recipe), known)
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         """The accuracy of each architecture."""
@@ -197,28 +184,23 @@ class Evaluator:
     def scores(self, archs: Sequence[Arch], race: Race | None = None) -> list[Score]:
         """The accuracy and the loss of each architecture; with a race, not numbers for those that were stopped."""
         was, found = self.net.training, dict[int, Score]()
-        order = alike(archs)
+        order = prefix_order(archs)
         self.net.eval()
         try:
             for start in range(0, len(order), TOGETHER):
                 some = order[start : start + TOGETHER]
-                found |= zip(
-                    some, self._together([archs[k] for k in some], None if race is None else race.of(some)), strict=True
-                )
+                scores = self._one_tree([archs[k] for k in some], None if race is None else race.of(some))
+                found |= zip(some, scores, strict=True)
         finally:
             self.net.train(was)
         return [found[k] for k in range(len(archs))]
 
-    def _together(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
-        right, lost, seen = (
-            torch.zeros(len(archs), dtype=torch.float64),
-            torch.zeros(len(archs), dtype=torch.float64),
-            0,
-        )
-        left = set(range(len(archs)))
+    def _one_tree(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
+        right, loss = torch.zeros(2, len(archs), dtype=torch.float64)
+        left, seen = set(range(len(archs))), 0
         for side in self.sides:
             root = None
-            for x, labels in _cut(self.batches(), race):
+            for x, labels in _laps(self.batches(), race):
                 first = root is None
                 if root is None:
                     root = grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
@@ -228,14 +210,14 @@ class Evaluator:
                         break
                 for k, logits in walk(root, x, self.calibration if first else ()):
                     right[k] += float((logits.argmax(1) == labels).sum())
-                    lost[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+                    loss[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
                 seen += len(labels)
-        pairs = (torch.stack([right, lost], 1) / max(seen, 1)).tolist()
+        pairs = (torch.stack([right, loss], 1) / max(seen, 1)).tolist()
         return [Score(*pair) if k in left else STOPPED for k, pair in enumerate(pairs)]
 
 
-def _cut(batches: Iterable[tuple[Tensor, Tensor]], race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """For a race in smaller parts, after each of which some can be stopped."""
+def _laps(batches: Iterable[tuple[Tensor, Tensor]], race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches; for a race in smaller parts, after each of which some can be stopped."""
     for x, labels in batches:
         size = len(x) if race is None else LAP
         for start in range(0, len(x), size):

@@ -22,7 +22,7 @@ from superformer.elastic.conv import BatchNorm
 from superformer.families.network import Network
 from superformer.space.arch import Arch
 
-Run = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]
 Statistics = list[tuple[Tensor, Tensor]]
 
 
@@ -30,15 +30,16 @@ Statistics = list[tuple[Tensor, Tensor]]
 class Node:
     """A part that runs once for all networks below it."""
 
-    run: Run
+    run: Forward
     norms: list[BatchNorm] = field(default_factory=list)
     children: dict[object, Node] = field(default_factory=dict)
     leaf: int | None = None
     statistics: Statistics | None = None
 
-    def child(self, key: object, run: Run, norms: Callable[[], list[BatchNorm]]) -> Node:
+    def child(self, key: object, run: Forward, modules: Sequence[nn.Module]) -> Node:
         if key not in self.children:
-            self.children[key] = Node(run, norms())
+            norms = [m for module in modules for m in module.modules() if isinstance(m, BatchNorm)]
+            self.children[key] = Node(run, norms)
         return self.children[key]
 
     def __len__(self) -> int:
@@ -53,14 +54,11 @@ class Node:
     def forward(self, x: Tensor, calibration: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The output for pictures, and for the training pictures that estimate its norms (none: they were estimated
         before)."""
-        after: list[Tensor] = []
-        if calibration:
-            after = self._estimate(calibration)
+        after = self._estimate(calibration) if calibration else []
         for norm, (mean, var) in zip(self.norms, self.statistics or (), strict=bool(self.statistics)):
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(var)
+            running_mean, running_var = _running(norm)
+            running_mean.copy_(mean)
+            running_var.copy_(var)
         return self.run(x), after
 
     def _estimate(self, calibration: Sequence[Tensor]) -> list[Tensor]:
@@ -70,24 +68,25 @@ class Node:
         after = [self.run(x) for x in calibration]
         for norm in self.norms:
             norm.eval()
-        self.statistics = [(_copy(norm.running_mean), _copy(norm.running_var)) for norm in self.norms]
+        self.statistics = [(mean.clone(), var.clone()) for mean, var in map(_running, self.norms)]
         return after
 
 
-def _copy(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x.clone()
+def _running(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return norm.running_mean, norm.running_var
 
 
-def alike(archs: Sequence[Arch]) -> list[int]:
+def prefix_order(archs: Sequence[Arch]) -> list[int]:
     """The places of architectures in an order in which those that begin alike follow one another."""
 
-    def beginning(k: int) -> tuple[object, ...]:
+    def prefix(k: int) -> tuple[object, ...]:
         arch = archs[k]
         stages = tuple((repr(s.choices), s.at or (), tuple(map(repr, s.blocks))) for s in arch.stages)
         return arch.resolution, repr(arch.choices), stages
 
-    return sorted(range(len(archs)), key=beginning)
+    return sorted(range(len(archs)), key=prefix)
 
 
 def grow(net: Network, archs: Sequence[Arch], size: tuple[int, int], side: str = "left") -> Node:
@@ -95,28 +94,27 @@ def grow(net: Network, archs: Sequence[Arch], size: tuple[int, int], side: str =
     list."""
     root = Node(net.shared)
     for k, arch in enumerate(archs):
-        at = net.plan(arch, size, side)
         node = root
-        for key, run, module in _parts(net, at):
-            node = node.child(key, run, functools.partial(_norms, module))
-        node.child(("end", k), functools.partial(_end, net, at), functools.partial(_outside, net)).leaf = k
+        for key, run, modules in _parts(net, net.plan(arch, size, side), k):
+            node = node.child(key, run, modules)
+        node.leaf = k
     return root
 
 
-def _parts(net: Network, at: Pass) -> Iterator[tuple[object, Run, nn.Module]]:
-    """The parts of a network up to its end, each with all that its output depends on beyond the part before."""
-    arch = at.arch
+def _parts(net: Network, at: Pass, leaf: int) -> Iterator[tuple[object, Forward, list[nn.Module]]]:
+    """The parts of a network, each with all that its output depends on beyond the part before, and the modules whose
+    norms it uses. The end is each network's own."""
+    arch, outside = at.arch, [child for child in net.children() if child is not net.stages]
     for i, (own, places) in enumerate(zip(arch.stages, net.positions(arch), strict=True)):
         key: object = (own.choices, len(own.blocks) if net.depth_matters else bool(own.blocks))
         if i == 0:
             key = (arch.resolution, arch.choices, key)
-        yield (
-            key,
-            functools.partial(_enter, net, i, at),
-            nn.ModuleList([*(_others(net) if i == 0 else ()), *_entry(net, i)]),
-        )
+        enter = net.stage(i).enter
+        modules = [*(outside if i == 0 else ()), *(() if enter is None else (enter,))]
+        yield key, functools.partial(_enter, net, i, at), modules
         for step, place in zip(at.stages[i], places, strict=True):
-            yield (place, step.values), functools.partial(_block, step, at), step.block
+            yield (place, step.values), functools.partial(_block, step, at), [step.block]
+    yield ("end", leaf), functools.partial(_end, net, at), outside
 
 
 def _enter(net: Network, stage: int, at: Pass, x: Tensor) -> Tensor:
@@ -131,23 +129,6 @@ def _block(visit: Visit, at: Pass, x: Tensor) -> Tensor:
 def _end(net: Network, at: Pass, x: Tensor) -> Tensor:
     out: Tensor = net.classify(net.finish(x, at), at)
     return out
-
-
-def _entry(net: Network, stage: int) -> list[nn.Module]:
-    enter = net.stage(stage).enter
-    return [] if enter is None else [enter]
-
-
-def _others(net: Network) -> list[nn.Module]:
-    return [child for child in net.children() if child is not net.stages]
-
-
-def _outside(net: Network) -> list[BatchNorm]:
-    return [norm for child in _others(net) for norm in _norms(child)]
-
-
-def _norms(module: nn.Module) -> list[BatchNorm]:
-    return [m for m in module.modules() if isinstance(m, BatchNorm)]
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from superformer import files
+from superformer.cost.runtimes import evaluating
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.files import CONFIG
 from superformer.progress import doing
@@ -169,8 +170,6 @@ def random_batches(stored: Stored, seed: int) -> list[Tensor]:
 @contextmanager
 def on_cpu(stored: Stored) -> Iterator[None]:
     """The network in eval mode on the CPU, without gradients; everything is as before afterwards."""
-    from superformer.cost.latency import evaluating
-
     home = next((p.device for p in stored.net.parameters()), torch.device("cpu"))
     with evaluating(stored.net), torch.no_grad():
         stored.net.to("cpu")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.cost import cost
 from superformer.cost.latency_table import LatencyTable
 from superformer.errors import StoppedError, SuperformerError
 from superformer.progress import Tell
@@ -22,6 +21,7 @@ from superformer.recipes import Recipe
 from superformer.report.markup import cleaned
 from superformer.runs.folder import Run
 from superformer.search.history import History, Record
+from superformer.search.problem import exact_costs, predicted_costs
 from superformer.settings import amount
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -312,12 +312,9 @@ def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, F
         tell(f"counting the costs of {len(records):,} architectures")
         try:
             genes = inputs.space.encode([Arch.from_json(r.arch_json) for r in records])
-            counted = cost(inputs.space, genes, num_classes=max(len(inputs.facts.get("classes", ())), 1))
-            costs |= {"macs": counted.macs.astype(np.float64), "params": counted.params.astype(np.float64)}
-            if latency is not None:
-                costs["latency"] = latency.latency(inputs.space, genes)
-            if throughput is not None:
-                costs["throughput"] = throughput.batch / throughput.latency(inputs.space, genes)
+            classes = max(len(inputs.facts.get("classes", ())), 1)
+            costs |= exact_costs(inputs.space, genes, classes)
+            costs |= predicted_costs(inputs.space, genes, latency, throughput)
         except SuperformerError as error:
             tell(f"not every cost can be told: {error}")
     rows = inputs.front.get("front", [])

@@ -9,7 +9,7 @@ import time
 
 import superformer
 from superformer.cost import cost
-from superformer.cost.latency import machine
+from superformer.cost.machine import machine
 from superformer.errors import SuperformerError
 from superformer.recipes import names, resolve
 from superformer.recipes import settings as search_settings

@@ -14,6 +14,7 @@ from superformer.report import markup
 from superformer.report.inputs import NOTHING, Inputs, Row, counted, history, number, percent
 from superformer.report.markup import Chart, Markup, Section, axis, grid, paragraph, place, plot, series, several, tag
 from superformer.runs.folder import Run
+from superformer.search.space_evolution import equation_7
 
 COLUMNS, ROWS = 60, 48
 """Of a heat map."""
@@ -219,7 +220,7 @@ def _measured(t: int, space: Row, charts: dict[str, Chart], last: bool) -> Marku
     figures = []
     for k, own in enumerate(space["trends"]):
         values, label = [float(v) for v in own["dimension"]["values"]], str(own["label"])
-        slope, intercept = np.polyfit(values, own["errors"], 1) if len(values) > 1 else (0.0, own["errors"][0])
+        slope, intercept = equation_7(values, own["errors"])
         ends_x = [values[0], values[-1]]
         fitted = series("fitted", ends_x, [intercept + slope * v for v in ends_x], "line", 1)
         lines = [fitted, series("E-T error", values, own["errors"], "dots", 0)]

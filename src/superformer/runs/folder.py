@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files
+from superformer.cost.machine import machine
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.recipes import Recipe, check, differences, dump, parse
 from superformer.space import Space
@@ -300,8 +301,6 @@ def note(folder: Path) -> None:
     """Note the command in a run's folder, unless it is the one that was noted last."""
     if not _words or ((before := last(folder)) is not None and before["words"] == _words):
         return
-    from superformer.cost.latency import machine
-
     entry = {
         "time": time.time(),
         "words": list(_words),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -102,17 +101,3 @@ class World:
         flat = self.mean(torch.cat([g.flatten() for g in grads]))
         for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
             grad.copy_(part.view(grad.shape))
-
-
-# How many processor threads torch uses.
-
-
-@contextmanager
-def pinned(threads: int | None) -> Iterator[None]:
-    """So many threads, and what it was before afterwards. None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

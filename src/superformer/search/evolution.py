@@ -1,11 +1,9 @@
-"""Evolution towards the best first objective within limits: S3's and ViT-ResNAS's, one loop with two sets of settings.
+"""Search by evolution: S3's and ViT-ResNAS's towards the best first objective, ViTAS's NSGA-II towards the whole front.
 
-S3 (algorithm 3 and the text above it): 50 random architectures; 20 times the top 10 have children by mutation and
-crossover of whole blocks (`superformer.space.genes`, form ``blocks``); children outside the limits are not added.
-ViT-ResNAS (section 2.3): 500 random ones; the top 75 of all so far have 75 mutants and 75 crossovers (form
-``parameters``).
-
-Where the papers are silent, or this departs from them:
+`Evolution` is one loop with two sets of settings. S3 (algorithm 3 and the text above it): 50 random architectures; 20
+times the top 10 have children by mutation and crossover of whole blocks (`superformer.space.genes`, form ``blocks``);
+children outside the limits are not added. ViT-ResNAS (section 2.3): 500 random ones; the top 75 of all so far have 75
+mutants and 75 crossovers (form ``parameters``). Where the papers are silent, or this departs from them:
 
 * S3 tells neither how the 50 children divide nor whether parents of earlier generations stay. As in AutoFormer, whose
   search S3 extends, half are mutants, the top 10 are those of all generations, and random architectures take the places
@@ -14,8 +12,21 @@ Where the papers are silent, or this departs from them:
   words also allow one more. Its released first population is drawn at the largest heads and hidden sizes and then
   shrunk; here it is uniform within the limits. Its released crossover repeats architectures after 100 failures, its
   mutation tries for ever; here nothing is evaluated twice.
-* Nobody loops for ever: children are tried a bounded number of times, then random ones take their places, then there
-are fewer."""
+
+`Nsga2` is truly multi-objective, built on pymoo's operators. ViTAS (v1, section 4.1 and appendix A; v2, appendix A.3)
+searches with "multi-objective NSGA-II", 50 architectures in 40 generations. Each generation: binary tournaments choose
+parents by front, then by crowding; two-point crossover; integer polynomial mutation with eta = 3; of parents and
+children together the best by front and crowding survive. Where this departs from the paper or its released code:
+
+* Released is one objective, 100 - accuracy, for which NSGA-II is an elitist genetic algorithm, and architectures
+  outside the budget get pseudo scores. Here all objectives of the problem count, and children outside the limits are
+  made anew.
+* The papers' "top 20 as parents" are the released code's tournaments over the whole population.
+* Genes of blocks that do not run mean nothing (ViTAS keeps and crosses them): a block that only one parent has comes
+  from that one, and one that mutation switches on is drawn anew.
+
+Neither loops for ever: children are tried a bounded number of times, then random ones take their places, then there are
+fewer."""
 
 from __future__ import annotations
 
@@ -23,16 +34,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pymoo.core.population import Population
 from pymoo.operators.crossover.pntx import TwoPointCrossover
 from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
-from superformer.recipes import settings as s
-from superformer.search import problem as pareto
+from superformer.recipes import settings as recipe
+from superformer.search import pareto
 from superformer.search.methods import Proposer
-from superformer.search.problem import Floats, Problem, alive, canonical
+from superformer.search.pareto import Floats, Ints
+from superformer.search.problem import Problem, alive, canonical
 from superformer.space import Genes, Space
 from superformer.space.genes import cross, mutate
 
@@ -40,7 +51,7 @@ from superformer.space.genes import cross, mutate
 class Evolution(Proposer):
     """Mutation and crossover of the best so far."""
 
-    def __init__(self, problem: Problem, settings: s.Evolution):
+    def __init__(self, problem: Problem, settings: recipe.Evolution):
         super().__init__(problem)
         self.settings = settings
 
@@ -50,28 +61,28 @@ class Evolution(Proposer):
             return self.fresh(own.first, rng)
         if round_ >= own.rounds:
             return self.none
-        parents = self.ledger.genes[self.ledger.best(own.parents)]
+        parents = self.asked.genes[self.asked.best(own.parents)]
         children = self.none
+
+        def mutants(n: int) -> Genes:
+            chosen = parents[rng.integers(len(parents), size=n)]
+            return mutate(self.space, chosen, rng, own.form, own.p, own.p_depth, own.p_embed, own.p_block)
+
+        def crossovers(n: int) -> Genes:
+            return cross(self.space, *pairs(parents, n, rng), rng, own.form)
+
         if len(parents):
-            children = self.gather(own.mutants, lambda n: self._mutants(parents, n, rng), children)
+            children = self.gather(own.mutants, mutants, children)
         if len(parents) > 1:
-            crossed = self.gather(
-                own.crossovers, lambda n: cross(self.space, *pairs(parents, n, rng), rng, own.form), children
-            )
-            children = np.concatenate([children, crossed])
+            children = np.concatenate([children, self.gather(own.crossovers, crossovers, children)])
         missing = own.mutants + own.crossovers - len(children)
         return np.concatenate([children, self.fresh(missing, rng, children)])
 
     def matters(self, rows: Floats) -> Floats:
         """From the last of the parents on."""
-        top = self.ledger.best(self.settings.parents)
-        least = self.ledger.scores[top[-1], 0] if len(top) == self.settings.parents else -np.inf
+        top = self.asked.best(self.settings.parents)
+        least = self.asked.scores[top[-1], 0] if len(top) == self.settings.parents else -np.inf
         return np.full(len(rows), least)
-
-    def _mutants(self, parents: Genes, n: int, rng: np.random.Generator) -> Genes:
-        own = self.settings
-        chosen = parents[rng.integers(len(parents), size=n)]
-        return mutate(self.space, chosen, rng, own.form, own.p, own.p_depth, own.p_embed, own.p_block)
 
 
 def pairs(parents: Genes, n: int, rng: np.random.Generator) -> tuple[Genes, Genes]:
@@ -81,33 +92,13 @@ def pairs(parents: Genes, n: int, rng: np.random.Generator) -> tuple[Genes, Gene
     return parents[first], parents[second]
 
 
-# NSGA-II with ViTAS's settings, truly multi-objective, built on pymoo's operators.
-#
-# ViTAS (v1, section 4.1 and appendix A; v2, appendix A.3) searches with "multi-objective NSGA-II", 50 architectures
-# in 40 generations. Each generation: binary tournaments choose parents by front, then by crowding; two-point
-# crossover; integer polynomial mutation with eta = 3; of parents and children together the best by front and crowding
-# survive.
-#
-# Where this departs from the paper or its released code:
-#
-# * Released is one objective, 100 - accuracy, for which NSGA-II is an elitist genetic algorithm, and architectures
-# outside the budget get
-#   pseudo scores. Here all objectives of the problem count, and children outside the limits are made anew (a bounded
-# number of times; then
-#   random ones take their places, then there are fewer).
-# * The papers' "top 20 as parents" are the released code's tournaments over the whole population. * Genes of blocks
-# that do not run mean nothing (`ViTAS` keeps and crosses them): a block that only one parent has comes from that one,
-# and
-#   one that mutation switches on is drawn anew.
-
-
-Ints = NDArray[np.int64]
+# --- NSGA-II ---
 
 
 class Nsga2(Proposer):
     """Non-dominated sorting, crowding, tournaments."""
 
-    def __init__(self, problem: Problem, settings: s.Nsga2):
+    def __init__(self, problem: Problem, settings: recipe.Nsga2):
         super().__init__(problem)
         self.settings = settings
         self.population: Ints = np.zeros(0, dtype=np.int64)
@@ -127,26 +118,29 @@ class Nsga2(Proposer):
 
     def matters(self, rows: Floats) -> Floats:
         """A row that as many others dominate as survive is on a later front than all of them."""
-        pool = np.concatenate([self.population, np.arange(self._told, len(self.ledger))])
-        known = self.ledger.scores[pool]
+        known = self.asked.scores[self._pool()]
         return pareto.reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
 
+    def _pool(self) -> Ints:
+        """The population, and the rows told since."""
+        return np.concatenate([self.population, np.arange(self._told, len(self.asked))])
+
     def _survive(self) -> None:
-        """Of the population and the rows told since, the best stay."""
-        pool = np.concatenate([self.population, np.arange(self._told, len(self.ledger))])
+        """The best of the pool stay."""
+        pool, own = self._pool(), self.settings
         order, self._rank, self._distance = pareto.ordered(
-            self.ledger.scores[pool], self.problem.maximise, self.settings.population
+            self.asked.scores[pool], self.problem.maximise, own.population
         )
-        self.population, self._told = pool[order], len(self.ledger)
+        self.population, self._told = pool[order], len(self.asked)
 
     def _children(self, n: int, rng: np.random.Generator) -> Genes:
         chosen = tournaments(self._rank, self._distance, -(-n // 2), rng)
-        first, second = (self.ledger.genes[self.population[chosen[:, k]]] for k in range(2))
+        first, second = (self.asked.genes[self.population[chosen[:, k]]] for k in range(2))
         crossed = two_point(self.space, first, second, self.settings.crossover, rng)[:n]
         return polynomial(self.space, crossed, self.settings.eta, self.settings.p, rng)
 
 
-def tournaments(rank: Ints, distance: NDArray[np.float64], n: int, rng: np.random.Generator) -> Ints:
+def tournaments(rank: Ints, distance: Floats, n: int, rng: np.random.Generator) -> Ints:
     """``n`` pairs of parents, each the winner of two: the lower front, then the less crowded, then either."""
 
     def winners(_: Any, duels: Ints, random_state: np.random.Generator, **__: Any) -> Ints:
@@ -164,9 +158,8 @@ def tournaments(rank: Ints, distance: NDArray[np.float64], n: int, rng: np.rando
 
 def two_point(space: Space, first: Genes, second: Genes, p: float, rng: np.random.Generator) -> Genes:
     """Two children of each pair: the genes between two points are exchanged, with probability ``p``."""
-    marks = Population.new(
-        "X", np.asarray([np.zeros(first.shape[1]), np.ones(first.shape[1])])
-    )  # pymoo crosses which parent, not genes
+    # pymoo crosses which parent, not genes
+    marks = Population.new("X", np.asarray([np.zeros(first.shape[1]), np.ones(first.shape[1])]))
     mates = np.tile([0, 1], (len(first), 1))
     crossed = TwoPointCrossover(prob=p).do(SimpleNamespace(n_var=first.shape[1]), marks, mates, random_state=rng)
     other = crossed.get("X") > 0
@@ -181,16 +174,9 @@ def polynomial(space: Space, genes: Genes, eta: float, p: float | None, rng: np.
     then rounded."""
     last = np.asarray(space.bounds, dtype=np.float64) - 1
     each = np.full(len(genes), min(0.5, 1 / len(last)) if p is None else p)
-    moved = mut_pm(
-        genes.astype(np.float64),
-        np.full(len(last), -0.5),
-        last + 0.5,
-        np.full(len(genes), eta),
-        each,
-        False,
-        random_state=rng,
-    )
-    mutants = np.clip(np.rint(moved), 0, last).astype(np.int64)
+    low, high, etas = np.full(len(last), -0.5), last + 0.5, np.full(len(genes), eta)
+    varied = mut_pm(genes.astype(np.float64), low, high, etas, each, False, random_state=rng)
+    mutants = np.clip(np.rint(varied), 0, last).astype(np.int64)
     new = alive(space, mutants) & ~alive(space, genes)
     drawn = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), genes.shape)
     return canonical(space, np.where(new, drawn, mutants))

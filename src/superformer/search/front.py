@@ -1,11 +1,15 @@
-"""The best network of a search, measured for real: searches limit latency and throughput by what a table predicts of
-them."""
+"""The front of a search: the best architectures within the limits, none better than another in every objective.
+
+In phases: `select` the front from everything that the history knows; `rejudge` the most accurate on more pictures, to
+find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`);
+`serialise`."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,62 +17,141 @@ import numpy as np
 from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator, Score
 from superformer.progress import Tell
-from superformer.search import problem as pareto
+from superformer.search import pareto
 from superformer.search.history import Evaluation, History, Record
-from superformer.search.problem import say
+from superformer.search.pareto import Floats
 from superformer.search.scores import FINALISTS, JUDGED, agreed, ranked
 from superformer.search.task import Task
 from superformer.space.arch import Arch
+from superformer.space.sampling import say_cost
 
+VARIED = "moved_"
+"""What the names of the values on more pictures begin with."""
 AT_ONCE = 6
 """Networks that are measured in turn: the best first, until one meets the limits."""
-SHOWN = 12
+MEASURED = 12
 """The most accurate networks of a front, which are all measured."""
 SECONDS = 1.0
 """For each network."""
-DRIFT, FEW = 1.25, 3
+DRIFT, ENOUGH = 1.25, 3
 """How far the median of so many measured networks may be from what was predicted before it is told."""
+TOLD = 8
+"""Rows that are told."""
 KEYS = {"latency": "measured", "throughput": "measured_throughput"}
 """Under which name a row has what was measured."""
 
 Row = dict[str, Any]
 
 
-def measured(row: Row, name: str) -> str:
-    """What was measured of a row, in words."""
-    return f" ({say(name, row[KEYS[name]])} measured)" if KEYS.get(name) in row else ""
+def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tell) -> Row:
+    """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
+    it, which is among the rows even if another one is more accurate on the fewer pictures."""
+    known, inside, front = select(task, history)
+    rows = {k: known.row(k) for k in front}
+    finalists = [] if varied is None else rejudge(known, inside, varied, history, tell)
+    candidates = {k: rows.get(k) or known.row(k) for k in [*finalists, *rows]}
+    best = best_measured(task, list(candidates.values()), list(rows.values()), tell)
+    rows |= {k: row for k, row in candidates.items() if row is best}
+    shown = [rows[k] for k in known.sort(rows)]
+    tell(f"{len(known.archs)} architectures known, {len(front)} on the front")
+    for row in [row for k, row in enumerate(shown) if k < TOLD or row is best]:
+        costs = "  ".join(f"{say_cost(name, row[name])} {name}{_say_measured(row, name)}" for name in known.costs)
+        tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}" + "  <- best" * (row is best))
+    return serialise(task, known, shown, best)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a history knows of a supernet. Architectures are told by their places in it."""
+
+    records: list[Record]
+    archs: list[Arch]
+    rank: Floats
+    costs: dict[str, Floats]
+
+    def sort(self, places: Iterable[int]) -> list[int]:
+        """From the most accurate down; of equals the one with fewer MACs first."""
+        return sorted(map(int, places), key=lambda k: (-self.rank[k], self.costs["macs"][k], k))
+
+    def row(self, k: int) -> Row:
+        values = self.records[k].values
+        return {
+            "key": self.archs[k].key,
+            **{name: values[name] for name in ("accuracy", "loss") if name in values},
+            **{name: float(column[k]) for name, column in self.costs.items()},
+            "arch": json.loads(self.archs[k].to_json()),
+        }
+
+
+def select(task: Task, history: History) -> tuple[Known, list[int], list[int]]:
+    """What is known, what of it lies within the limits, and the front of that. Of equal accuracy the lower loss counts
+    as the better (`superformer.search.scores.ranked`)."""
+    problem, records = task.problem, history.all()
+    archs = [Arch.from_json(r.arch_json) for r in records]
+    genes = task.net.space.encode(archs)
+    known = Known(records, archs, ranked([_score(r.values) for r in records]), problem.costs(genes))
+    columns = [known.rank if o.name == "accuracy" else known.costs[o.name] for o in problem.objectives]
+    inside = np.flatnonzero(problem.feasible(genes))
+    front = inside[pareto.front(np.stack(columns, 1)[inside], problem.maximise)]
+    return known, known.sort(inside), known.sort(front)
+
+
+def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell) -> list[int]:
+    """Of the ``FINALISTS`` most accurate, those that are first by accuracy and loss together
+    (`superformer.search.scores.agreed`), from the best down when they are judged again, on more pictures. The scores
+    are kept beside the others, and nobody is judged so twice."""
+
+    def best(places: Sequence[int], which: str, records: Mapping[int, Mapping[str, float]]) -> list[int]:
+        order = np.argsort(-agreed([_score(records[k], which) for k in places]), kind="stable")
+        return [places[n] for n in order]
+
+    values = {k: known.records[k].values for k in inside[:FINALISTS]}
+    first = best(inside[:FINALISTS], "", values)[:JUDGED]
+    tell(f"judging the {len(first)} best again, on the search split and moved copies of it: {varied.pictures} pictures")
+    todo = [k for k in first if f"{VARIED}accuracy" not in values[k]]
+    rows = []
+    for k, score in zip(todo, varied.scores([known.archs[k] for k in todo]), strict=True):
+        values[k] = {f"{VARIED}{name}": v for name, v in score._asdict().items() if math.isfinite(v)}
+        rows.append(Evaluation(known.records[k].key, known.records[k].arch_json, values[k]))
+    history.put(rows)
+    return best(first, VARIED, values)
+
+
+def _score(values: Mapping[str, float], which: str = "") -> Score:
+    return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
+
+
+def serialise(task: Task, known: Known, rows: Sequence[Row], best: Row | None) -> Row:
+    """What ``front.json`` says."""
+    return {
+        **task.settings,
+        "weights": task.run.fingerprint(),
+        "evaluated": len(known.archs),
+        "best": best["key"] if best else None,
+        "front": rows,
+    }
+
+
+# --- measuring for real ---
 
 
 def best_measured(task: Task, rows: list[Row], front: list[Row], tell: Tell) -> Row | None:
     """The first of the rows. Where latency or throughput is limited, the first that meets the limits when it is
     measured, twice: of many that lie near a limit, some meet it once by luck. If none does, the nearest."""
-    if not rows or not any(_tables(task)):
+    if not rows or not _tables(task):
         return rows[0] if rows else None
-    chosen = _first(task, rows, tell)
-    left = [row for row in front[:SHOWN] if not any(key in row for key in KEYS.values())]
+    best = _first_within(task, rows, tell)
+    left = [row for row in front[:MEASURED] if not any(key in row for key in KEYS.values())]
     if left:
         tell(f"measuring {len(left)} more networks of the front")
         measure(task, left)
     for line in drift(list({row["key"]: row for row in (*rows, *front)}.values())):
         tell(line)
-    return chosen
+    return best
 
 
-def drift(rows: Sequence[Row]) -> Iterator[str]:
-    """Whether everything takes longer, or less, than when the table was measured: then other work on the machine began
-    or ended."""
-    ratios = [row["measured"] / row["latency"] for row in rows if "measured" in row and "latency" in row]
-    ratio = float(np.median(ratios)) if len(ratios) >= FEW else 1.0
-    if not 1 / DRIFT <= ratio <= DRIFT:
-        yield (
-            f"networks now take {ratio:.2f} times as long as predicted: other work on this machine {'began' if ratio > 1 else 'ended'} "
-            "since the table was measured. On a quiet machine, "
-            "delete the latency-*.json of the run and search again (nothing is evaluated twice)"
-        )
-
-
-def _first(task: Task, rows: list[Row], tell: Tell) -> Row:
-    limited = any(name in task.problem.limits for name, _ in _tables(task))
+def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
+    limited = any(name in task.problem.limits for name in _tables(task))
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         tell(f"measuring {len(some)} networks, from the best down")
@@ -80,15 +163,15 @@ def _first(task: Task, rows: list[Row], tell: Tell) -> Row:
                 return row
     nearest = min(rows, key=lambda row: _excess(task, row))
     tell(
-        f"none of the {len(rows)} best networks met the limits when it was measured; the nearest, {nearest['key']}, is the best"
+        f"none of the {len(rows)} best networks met the limits when it was measured; "
+        f"the nearest, {nearest['key']}, is the best"
     )
     return nearest
 
 
-def _tables(task: Task) -> Iterator[tuple[str, LatencyTable]]:
-    for name, table in (("latency", task.table), ("throughput", task.throughput)):
-        if table is not None:
-            yield name, table
+def _tables(task: Task) -> dict[str, LatencyTable]:
+    tables = {"latency": task.latency, "throughput": task.throughput}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
 def _excess(task: Task, row: Row) -> float:
@@ -101,7 +184,7 @@ def _excess(task: Task, row: Row) -> float:
 def measure(task: Task, rows: list[Row]) -> None:
     """The median of a second; of several seconds the slowest."""
     archs = [Arch.from_json(json.dumps(row["arch"])) for row in rows]
-    for name, table in _tables(task):
+    for name, table in _tables(task).items():
         found = table.against(task.net.space, archs, SECONDS, [task.net.extract(a).eval() for a in archs])
         for row, median in zip(rows, (one.timing.median for one in found), strict=True):
             if name == "latency":
@@ -110,90 +193,18 @@ def measure(task: Task, rows: list[Row]) -> None:
                 row["measured_throughput"] = min(table.batch / median, row.get("measured_throughput", math.inf))
 
 
-# The front of a search: the best architectures within the limits, none better than another in every objective.
-
-
-AGAIN = "moved_"
-"""What the names of the values on more pictures begin with."""
-SHOWN = 8
-"""Rows that are told."""
-
-
-def front(task: Task, history: History, again: Evaluator | None, tell: Tell) -> dict[str, Any]:
-    """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
-    it.
-
-    Of equal accuracy the lower loss counts as the better (`superformer.search.scores.ranked`). To choose the best of
-    the ``FINALISTS`` most accurate, those that are first by accuracy and loss together
-    (`superformer.search.scores.agreed`) are judged ``again``, on more pictures, and so compared; it is among the rows
-    even if another one is more accurate on the fewer pictures."""
-    space, problem = task.net.space, task.problem
-    known = history.all()
-    archs = [Arch.from_json(r.arch_json) for r in known]
-    rank = ranked([_score(r.values) for r in known])
-    genes = space.encode(archs)
-    costs = problem.costs(genes)
-    table = np.stack([rank if o.name == "accuracy" else costs[o.name] for o in problem.objectives], 1)
-    inside = np.flatnonzero(problem.feasible(genes))
-    best = inside[pareto.front(table[inside], problem.maximise)]
-
-    def row(k: int) -> Row:
-        values = {name: known[k].values[name] for name in ("accuracy", "loss") if name in known[k].values}
-        return {
-            "key": archs[k].key,
-            **values,
-            **{n: float(v[k]) for n, v in costs.items()},
-            "arch": json.loads(archs[k].to_json()),
-        }
-
-    def sort(places: Iterable[int]) -> list[int]:
-        return sorted(map(int, places), key=lambda k: (-rank[k], costs["macs"][k], k))
-
-    rows = {k: row(k) for k in sort(best)}
-    first: list[int] = []
-    if again is not None:
-        first = _best(sort(inside)[:FINALISTS], [_score(r.values) for r in known])[:JUDGED]
-        tell(
-            f"judging the {len(first)} best again, on the search split and moved copies of it: {again.pictures} pictures"
+def drift(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether everything takes longer, or less, than when the table was measured: then other work on the machine began
+    or ended."""
+    ratios = [row["measured"] / row["latency"] for row in rows if "measured" in row and "latency" in row]
+    ratio = float(np.median(ratios)) if len(ratios) >= ENOUGH else 1.0
+    if not 1 / DRIFT <= ratio <= DRIFT:
+        yield (
+            f"networks now take {ratio:.2f} times as long as predicted: other work on this machine "
+            f"{'began' if ratio > 1 else 'ended'} since the table was measured. On a quiet machine, "
+            "delete the latency-*.json of the run and search again (nothing is evaluated twice)"
         )
-        judged = _again([known[k] for k in first], [archs[k] for k in first], again, history)
-        first = _best(first, dict(zip(first, judged, strict=True)))
-    order = {k: rows.get(k) or row(k) for k in [*first, *rows]}
-    chosen = best_measured(task, list(order.values()), list(rows.values()), tell)
-    rows |= {k: found for k, found in order.items() if found is chosen}
-    shown = [rows[k] for k in sort(rows)]
-    tell(f"{len(archs)} architectures known, {len(best)} on the front")
-    for own in [own for k, own in enumerate(shown) if k < SHOWN or own is chosen]:
-        tell(
-            f"  {own['key']}  {100 * own['accuracy']:.2f} %  "
-            + "  ".join(f"{say(name, own[name])} {name}{measured(own, name)}" for name in costs)
-            + ("  <- best" if own is chosen else "")
-        )
-    return {
-        **task.settings,
-        "weights": task.run.fingerprint(),
-        "evaluated": len(archs),
-        "best": chosen["key"] if chosen else None,
-        "front": shown,
-    }
 
 
-def _score(values: Mapping[str, float], which: str = "") -> Score:
-    return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
-
-
-def _best(places: Sequence[int], scores: Mapping[int, Score] | Sequence[Score]) -> list[int]:
-    """Candidates from the best down, by accuracy and loss together; equal ones stay in their order."""
-    order = np.argsort(-agreed([scores[k] for k in places]), kind="stable")
-    return [places[n] for n in order]
-
-
-def _again(known: Sequence[Record], archs: Sequence[Arch], judge: Evaluator, history: History) -> list[Score]:
-    """The scores on more pictures; they are kept beside the others, and nobody is judged so twice."""
-    found = [_score(r.values, AGAIN) for r in known]
-    todo = [k for k, score in enumerate(found) if math.isnan(score.accuracy)]
-    for k, score in zip(todo, judge.scores([archs[k] for k in todo]), strict=True):
-        found[k] = score
-    kept = {k: {f"{AGAIN}{name}": v for name, v in found[k]._asdict().items() if math.isfinite(v)} for k in todo}
-    history.put([Evaluation(known[k].key, known[k].arch_json, kept[k]) for k in todo])
-    return found
+def _say_measured(row: Row, name: str) -> str:
+    return f" ({say_cost(name, row[KEYS[name]])} measured)" if KEYS.get(name) in row else ""

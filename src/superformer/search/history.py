@@ -28,7 +28,8 @@ SCHEMA = f"""
 PRAGMA application_id = {MARK};
 PRAGMA user_version = {VERSION};
 CREATE TABLE subjects (id INTEGER PRIMARY KEY, weights TEXT NOT NULL, split TEXT NOT NULL, UNIQUE (weights, split));
-CREATE TABLE searches (id INTEGER PRIMARY KEY, subject INTEGER NOT NULL REFERENCES subjects, settings TEXT NOT NULL, time REAL NOT NULL);
+CREATE TABLE searches (id INTEGER PRIMARY KEY, subject INTEGER NOT NULL REFERENCES subjects, settings TEXT NOT NULL, \
+time REAL NOT NULL);
 CREATE TABLE evaluations (
   id INTEGER PRIMARY KEY,
   subject INTEGER NOT NULL REFERENCES subjects,
@@ -108,12 +109,12 @@ class History:
         of them."""
         query = """SELECT split FROM subjects LEFT JOIN searches ON searches.subject = subjects.id WHERE weights = ?
                    ORDER BY COALESCE(searches.time, 0) DESC, subjects.id DESC LIMIT 1"""
-        with closing(_reader(Path(path))) as db, _told(Path(path)):
+        with closing(_reader(Path(path))) as db, _explained(Path(path)):
             found = db.execute(query, (weights,)).fetchone()
         return None if found is None else cls(path, weights, found[0], readonly=True)
 
     def _find_subject(self, weights: str, split: str) -> int | None:
-        with _told(self.path):
+        with _explained(self.path):
             row = self._db.execute(
                 "SELECT id FROM subjects WHERE weights = ? AND split = ?", (weights, split)
             ).fetchone()
@@ -135,13 +136,13 @@ class History:
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, float]]:
         """What is known of these architectures; those never evaluated are left out."""
-        found = {}
-        with _told(self.path):
-            for key in keys:
-                row = self._one(key)
-                if row is not None:
-                    found[key] = self._numbers(row[1])
-        return found
+        with _explained(self.path):
+            return {key: self._numbers(row[1]) for key in keys if (row := self._one(key)) is not None}
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query about this subject finds."""
+        with _explained(self.path):
+            return self._db.execute(query, (self._subject, *values)).fetchall()
 
     def _one(self, key: str) -> tuple[int, str] | None:
         query = 'SELECT id, "values" FROM evaluations WHERE subject = ? AND key = ?'
@@ -162,44 +163,25 @@ class History:
 
     def all(self) -> list[Record]:
         """Every evaluation, in the order in which they were first told."""
-        query = """SELECT key, arch, "values", seconds, kind, search, round, time FROM evaluations WHERE subject = ? ORDER BY id"""
+        columns = 'key, arch, "values", seconds, kind, search, round, time'
         methods = {search.id: str(search.settings.get("method", "")) for search in self.searches()}
-        with _told(self.path):
-            rows = self._db.execute(query, (self._subject,)).fetchall()
+        rows = self._rows(f"SELECT {columns} FROM evaluations WHERE subject = ? ORDER BY id")
         return [
             Record(r[0], r[1], self._numbers(r[2]), r[3], r[4], r[5], methods.get(r[5], ""), r[6], r[7]) for r in rows
         ]
 
     def searches(self) -> list[Search]:
         """The searches in this history, first to last."""
-        with _told(self.path):
-            rows = self._db.execute(
-                "SELECT id, settings, time FROM searches WHERE subject = ? ORDER BY id", (self._subject,)
-            ).fetchall()
+        rows = self._rows("SELECT id, settings, time FROM searches WHERE subject = ? ORDER BY id")
         return [Search(number, self._object(settings), begun) for number, settings, begun in rows]
 
-    def _has(self, search: int) -> bool:
-        with _told(self.path):
-            return (
-                self._db.execute(
-                    "SELECT 1 FROM searches WHERE subject = ? AND id = ?", (self._subject, search)
-                ).fetchone()
-                is not None
-            )
-
     def __len__(self) -> int:
-        return self._count("subject = ?")
+        return int(self._rows("SELECT COUNT(*) FROM evaluations WHERE subject = ?")[0][0])
 
     @property
     def others(self) -> int:
         """How many evaluations of other weights or other data the file holds."""
-        return self._count("subject IS NOT ?")
-
-    def _count(self, which: str) -> int:
-        with _told(self.path):
-            return int(
-                self._db.execute(f"SELECT COUNT(*) FROM evaluations WHERE {which}", (self._subject,)).fetchone()[0]
-            )
+        return int(self._rows("SELECT COUNT(*) FROM evaluations WHERE subject IS NOT ?")[0][0])
 
     # --- writing ---
 
@@ -227,7 +209,7 @@ class History:
             _check(row)
         if not rows:
             return
-        if search is not None and not self._has(search):
+        if search is not None and not self._rows("SELECT 1 FROM searches WHERE subject = ? AND id = ?", search):
             raise HistoryError(
                 f"there is no search {search} of these weights and data in {self.path}: begin_search() gives the number"
             )
@@ -238,21 +220,11 @@ class History:
             for row in rows:
                 old = self._one(row.key)
                 values = {name: float(value) for name, value in row.values.items()}
+                text = json.dumps({**values, **(self._numbers(old[1]) if old else {})}, sort_keys=True)
                 if old is None:
-                    text = _text(values)
-                    whole = (
-                        self._subject,
-                        row.key,
-                        row.arch_json,
-                        text,
-                        float(row.seconds),
-                        row.kind,
-                        search,
-                        int(round),
-                        now,
-                    )
-                    self._db.execute(insert, whole)
-                elif (text := _text({**values, **self._numbers(old[1])})) != old[1]:
+                    made = (float(row.seconds), row.kind, search, int(round), now)
+                    self._db.execute(insert, (self._subject, row.key, row.arch_json, text, *made))
+                elif text != old[1]:
                     self._db.execute('UPDATE evaluations SET "values" = ? WHERE id = ?', (text, old[0]))
 
     @contextmanager
@@ -260,7 +232,7 @@ class History:
         """One transaction: all of it or nothing, flushed to the disk at the end."""
         if self.readonly:
             raise HistoryError(f"{self.path} was opened to be read only: open it without readonly to add to it")
-        with _told(self.path):
+        with _explained(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -269,10 +241,6 @@ class History:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-
-
-def _text(values: Mapping[str, float]) -> str:
-    return json.dumps(values, sort_keys=True)
 
 
 def _check(row: Evaluation) -> None:
@@ -314,7 +282,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 def _reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot change the file, after a look at whether it is a whole history."""
-    with _told(path):
+    with _explained(path):
         db = _connect(path, "mode=ro")
         try:
             try:
@@ -328,12 +296,13 @@ def _reader(path: Path) -> sqlite3.Connection:
             version = _pragma(db, "user_version")
             if mark != MARK:
                 raise HistoryError(
-                    f"{path} is not a history of superformer, and was left as it is: move it away to begin a new one, or choose another run"
+                    f"{path} is not a history of superformer, and was left as it is: move it away to begin a new one, "
+                    "or choose another run"
                 )
             if version > VERSION:
                 raise HistoryError(
-                    f"{path} was written by a newer superformer (version {version} of the history; this one knows {VERSION}): update "
-                    "superformer. The file was left as it is"
+                    f"{path} was written by a newer superformer (version {version} of the history; "
+                    f"this one knows {VERSION}): update superformer. The file was left as it is"
                 )
             health = _pragma(db, "quick_check(1)")
             if health != "ok":
@@ -347,7 +316,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 def _writer(path: Path, reader: sqlite3.Connection) -> sqlite3.Connection:
     """The connection for writing. A commit appends to a log and flushes it (``FULL``): one flush, and readers need not
     wait."""
-    with _told(path):
+    with _explained(path):
         reader.close()
         db = _connect(path, "mode=rw")
         try:
@@ -365,13 +334,13 @@ def _pragma(db: sqlite3.Connection, name: str) -> Any:
 
 def _corrupt(path: Path, why: object) -> HistoryError:
     return HistoryError(
-        f"the history {path} is damaged ({str(why).strip()}) and was left as it is: put back a copy of it, or move it away (with its "
-        f"-wal and -shm files) to begin a new one; 'sqlite3 {path.name} .recover' may save what is in it"
+        f"the history {path} is damaged ({str(why).strip()}) and was left as it is: put back a copy of it, or move it "
+        f"away (with its -wal and -shm files) to begin a new one; 'sqlite3 {path.name} .recover' may save what is in it"
     )
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into errors that say what to do."""
     try:
         yield
@@ -385,7 +354,8 @@ def _told(path: Path) -> Iterator[None]:
             ) from error
         if code == sqlite3.SQLITE_FULL:
             raise StoppedError(
-                f"the disk is full: {path} could not be written. What it held is safe: free some space and run the same command again"
+                f"the disk is full: {path} could not be written. What it held is safe: free some space and run the "
+                "same command again"
             ) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise HistoryError(

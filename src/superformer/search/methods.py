@@ -1,4 +1,5 @@
-"""What every search method is: asked for rows of genes, told their scores; and the methods by name."""
+"""Search methods: asked for rows of genes, told their scores. What they share, those that learn nothing, and all of
+them by name."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes import settings as s
+from superformer.recipes import settings as recipe
 from superformer.recipes.settings import KINDS, resolve
-from superformer.search import problem as pareto
-from superformer.search.problem import Flags, Floats, Problem, canonical
+from superformer.search import pareto
+from superformer.search.pareto import Floats, Ints
+from superformer.search.problem import Flags, Problem, canonical
 from superformer.settings import Part
 from superformer.space import Genes, Space
-from superformer.space.sampling import clear
+from superformer.space.genes import clear
 
 TRIES = 200
 """Children that are made for each that is wanted, before random rows take their places."""
@@ -29,13 +30,10 @@ class Method(Protocol):
     """A method of search."""
 
     def ask(self) -> Genes:
-        """The rows to evaluate next. While some were not told yet, these again; an empty array: the search has
-        finished.
+        """The rows to evaluate next, each once; while some were not told yet, these again. An empty array: the search
+        has finished."""
 
-        A row that was told is never asked for again.
-        """
-
-    def tell(self, genes: Genes, scores: NDArray[np.float64]) -> None:
+    def tell(self, genes: Genes, scores: Floats) -> None:
         """Scores (n, objectives) of rows that were asked for, in any order and in parts; not a number: could not be
         evaluated."""
 
@@ -44,7 +42,7 @@ class Method(Protocol):
         """Plain numbers for logs."""
 
 
-class Ledger:
+class AskedRows:
     """Every row that was asked for, in that order, and what was told about it, in whatever order."""
 
     def __init__(self, problem: Problem):
@@ -98,11 +96,11 @@ class Ledger:
         return self.genes[~self.told]
 
     @property
-    def valid(self) -> NDArray[np.int64]:
+    def valid(self) -> Ints:
         """The rows with scores."""
         return np.flatnonzero(np.isfinite(self.scores).all(1))
 
-    def best(self, n: int) -> NDArray[np.int64]:
+    def best(self, n: int) -> Ints:
         """The rows that are best in the first objective; of equals the first."""
         rows = self.valid
         turned = pareto.minimised(self.scores[rows], self.problem.maximise)[:, 0]
@@ -110,61 +108,53 @@ class Ledger:
 
 
 class Proposer(ABC):
-    """A method that proposes a lot of rows once all of its earlier ones were told.
-
-    Each proposal draws from a generator of its own, made of the problem's seed and the proposal's number.
-    """
+    """A method that proposes a lot of rows once all of its earlier ones were told. Each proposal draws from a generator
+    of its own, made of the problem's seed and the proposal's number."""
 
     def __init__(self, problem: Problem):
         self.problem, self.space = problem, problem.space
-        self.ledger = Ledger(problem)
-        self.round = 0
-        self.finished = False
+        self.asked = AskedRows(problem)
+        self.round, self.finished = 0, False
 
     @abstractmethod
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         """The rows of a round; none: finished."""
 
     def matters(self, rows: Floats) -> Floats:
-        """The first objective from which on rows, whose other objectives are given, can change what is proposed later.
-
-        Less could as well not be evaluated (`superformer.search.scores`). Here: every score matters.
-        """
+        """The first objective from which on rows, whose other objectives are given, can change what is proposed later;
+        less could as well not be evaluated (`superformer.search.scores.race`). Here every score matters."""
         return np.full(len(rows), -np.inf)
 
     def ask(self) -> Genes:
-        pending = self.ledger.pending
+        pending = self.asked.pending
         if len(pending) or self.finished:
             return pending
         rows = self.propose(self.round, np.random.default_rng([self.problem.seed, 1, self.round]))
         self.round += 1
         self.finished = not len(rows)
-        self.ledger.add(rows)
+        self.asked.add(rows)
         return rows
 
-    def tell(self, genes: Genes, scores: NDArray[np.float64]) -> None:
-        self.ledger.tell(genes, scores)
+    def tell(self, genes: Genes, scores: Floats) -> None:
+        self.asked.tell(genes, scores)
 
     @property
     def report(self) -> dict[str, Any]:
-        ledger = self.ledger
-        told, valid = int(ledger.told.sum()), ledger.valid
-        top = ledger.best(1)
+        asked = self.asked
+        told, valid, top = int(asked.told.sum()), asked.valid, asked.best(1)
         return {
             "round": self.round,
             "finished": self.finished,
-            "asked": len(ledger),
+            "asked": len(asked),
             "told": told,
             "failed": told - len(valid),
-            "best": float(ledger.scores[top[0], 0]) if len(top) else None,
-            "front": len(pareto.front(ledger.scores, self.problem.maximise)),
+            "best": float(asked.scores[top[0], 0]) if len(top) else None,
+            "front": len(pareto.front(asked.scores, self.problem.maximise)),
         }
-
-    # --- finding rows ---
 
     @property
     def none(self) -> Genes:
-        return self.ledger.genes[:0]
+        return self.asked.genes[:0]
 
     def gather(self, want: int, make: Callable[[int], Genes], beside: Genes, tries: int = TRIES) -> Genes:
         """At most ``want`` rows made by ``make(n)`` that are new and within the limits; at most ``tries`` are made for
@@ -172,7 +162,7 @@ class Proposer(ABC):
         found = self.none
         made, batch = 0, 2 * want
         while len(found) < want and made < tries * want:
-            rows = self.ledger.new(canonical(self.space, make(batch)), np.concatenate([beside, found]))
+            rows = self.asked.new(canonical(self.space, make(batch)), np.concatenate([beside, found]))
             rows = rows[self.problem.feasible(rows)]
             found = np.concatenate([found, rows])[:want]
             made, batch = made + batch, min(2 * batch, 4096)
@@ -183,46 +173,7 @@ class Proposer(ABC):
         return self.gather(want, lambda n: self.problem.draw(n, rng), self.none if beside is None else beside, DRAWS)
 
 
-# --- by name ---
-
-_HOMES: dict[str, str | Callable[[Problem, Any], Method]] = {
-    "evolution": "evolution:Evolution",
-    "nsga2": "evolution:Nsga2",
-    "predictor": "predictor:Predictor",
-    "random": "methods:Random",
-    "exhaustive": "methods:Exhaustive",
-}
-
-
-def names() -> list[str]:
-    """The methods there are."""
-    return list(KINDS)
-
-
-def register(name: str, settings: type[Part], make: Callable[[Problem, Any], Method]) -> None:
-    """Add a method: ``make(problem, settings)``."""
-    if name in KINDS:
-        raise SuperformerError(f"there is a search method {name!r} already")
-    KINDS[name], _HOMES[name] = settings, make
-
-
-def method(problem: Problem, which: str | Part, **changes: Any) -> Method:
-    """A method by its name, with changes to its settings, or by its settings: ``method(problem, "evolution",
-    preset="vit-resnas")``."""
-    if isinstance(which, Part):
-        name = next((n for n, kind in KINDS.items() if type(which) is kind), type(which).__name__)
-        settings = resolve(name, {**which.model_dump(), **changes})
-    else:
-        name, settings = which, resolve(which, changes)
-    home = _HOMES[name]
-    if isinstance(home, str):
-        module, _, attribute = home.partition(":")
-        home = getattr(importlib.import_module(f"superformer.search.{module}"), attribute)
-    made: Method = home(problem, settings)
-    return made
-
-
-# Search without learning: random rows, and all rows of a small space.
+# --- without learning: random rows, and all rows of a small space ---
 
 
 class Unlearned(Proposer):
@@ -235,31 +186,30 @@ class Unlearned(Proposer):
 class Random(Unlearned):
     """Random architectures within the limits, each once."""
 
-    def __init__(self, problem: Problem, settings: s.Random):
+    def __init__(self, problem: Problem, settings: recipe.Random):
         super().__init__(problem)
         self.settings = settings
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
-        return self.fresh(min(self.settings.batch, self.settings.evaluations - len(self.ledger)), rng)
+        return self.fresh(min(self.settings.batch, self.settings.evaluations - len(self.asked)), rng)
 
 
 class Exhaustive(Unlearned):
     """Every path of a space within the limits; ViTAS v1's block-level space (section 5.3) has 4,000."""
 
-    def __init__(self, problem: Problem, settings: s.Exhaustive):
+    def __init__(self, problem: Problem, settings: recipe.Exhaustive):
         super().__init__(problem)
         self.settings = settings
         if problem.space.paths > settings.most:
             raise SuperformerError(
-                f"{problem.space.name} has {problem.space.paths:.3g} paths, too many to evaluate each (most={settings.most:,}): "
-                "narrow the space or use another method"
+                f"{problem.space.name} has {problem.space.paths:.3g} paths, too many to evaluate each "
+                f"(most={settings.most:,}): narrow the space or use another method"
             )
         rows = every(problem.space)
         self.rows = rows[problem.feasible(rows)]
         if not len(self.rows):
-            names = list(problem.limits)
             seen = problem.costs(rows)
-            reach = " and ".join(f"{seen[n].min():,.6g} to {seen[n].max():,.6g} {n}" for n in names)
+            reach = " and ".join(f"{seen[n].min():,.6g} to {seen[n].max():,.6g} {n}" for n in problem.limits)
             raise InfeasibleError(
                 f"none of the {len(rows):,} paths of {problem.space.name} lies within the limits; reachable: {reach}"
             )
@@ -276,3 +226,43 @@ def every(space: Space) -> Genes:
         rows[:, column] = np.tile(np.arange(count), len(rows) // count)
         rows = np.unique(clear(space, rows), axis=0)
     return rows
+
+
+# --- by name ---
+
+_MAKERS: dict[str, str | Callable[[Problem, Any], Method]] = {
+    "evolution": "evolution:Evolution",
+    "nsga2": "evolution:Nsga2",
+    "predictor": "predictor:Predictor",
+    "random": Random,
+    "exhaustive": Exhaustive,
+}
+"""Those of other modules, which import much, are named."""
+
+
+def names() -> list[str]:
+    """The methods there are."""
+    return list(KINDS)
+
+
+def register(name: str, settings: type[Part], make: Callable[[Problem, Any], Method]) -> None:
+    """Add a method: ``make(problem, settings)``."""
+    if name in KINDS:
+        raise SuperformerError(f"there is a search method {name!r} already")
+    KINDS[name], _MAKERS[name] = settings, make
+
+
+def method(problem: Problem, which: str | Part, **changes: Any) -> Method:
+    """A method by its name, with changes to its settings, or by its settings: ``method(problem, "evolution",
+    preset="vit-resnas")``."""
+    if isinstance(which, Part):
+        name = next((n for n, kind in KINDS.items() if type(which) is kind), type(which).__name__)
+        settings = resolve(name, {**which.model_dump(), **changes})
+    else:
+        name, settings = which, resolve(which, changes)
+    make = _MAKERS[name]
+    if isinstance(make, str):
+        module, _, attribute = make.partition(":")
+        make = getattr(importlib.import_module(f"superformer.search.{module}"), attribute)
+    made: Method = make(problem, settings)
+    return made

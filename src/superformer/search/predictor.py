@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.recipes import settings as s
-from superformer.search import problem as pareto
+from superformer.recipes import settings as recipe
+from superformer.search import pareto
 from superformer.search.evolution import pairs
 from superformer.search.methods import Proposer
-from superformer.search.problem import Floats, Problem, alive
+from superformer.search.pareto import Floats
+from superformer.search.problem import Problem, alive
 from superformer.space import Genes, Space
 from superformer.space.genes import Columns, cross, mutate
 
@@ -33,7 +34,7 @@ IDLE = -1.0
 class Predictor(Proposer):
     """Random rows, then the best on predictions."""
 
-    def __init__(self, problem: Problem, settings: s.Predictor):
+    def __init__(self, problem: Problem, settings: recipe.Predictor):
         super().__init__(problem)
         self.settings = settings
         self.forest: Forest | None = None
@@ -43,31 +44,31 @@ class Predictor(Proposer):
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         if round_ == 0:
             return self.fresh(self.settings.first, rng)
-        if round_ > 1 or len(self.ledger.valid) < 8:
+        if round_ > 1 or len(self.asked.valid) < 8:
             return self.none
         self._learn(rng)
         rows, scores = self._evolve(rng)
         self.candidates = len(rows)
-        new = np.arange(len(rows)) >= len(self.ledger)
+        new = np.arange(len(rows)) >= len(self.asked)
         rows, scores = rows[new], scores[new]
         return rows[pareto.best(scores, self.problem.maximise, self.settings.front)]
 
     def _learn(self, rng: np.random.Generator) -> None:
         """Half of the rows train the forest, the other half validate it (algorithm 2, line 3)."""
-        rows = rng.permutation(self.ledger.valid)
+        rows = rng.permutation(self.asked.valid)
         train, validate = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-        genes, scores = self.ledger.genes, self.ledger.scores
+        genes, scores = self.asked.genes, self.asked.scores
         self.forest = Forest(self.problem, genes[train], scores[train], self.settings.trees)
         self.correlations = correlations(self.forest.scores(genes[validate])[:, 0], scores[validate, 0])
 
     def _evolve(self, rng: np.random.Generator) -> tuple[Genes, Floats]:
-        """All candidates with predicted scores, the rows of the ledger first (algorithm 2, line 4)."""
+        """All candidates with predicted scores, the rows that were asked for first (algorithm 2, line 4)."""
         own, forest = self.settings, self.forest
         assert forest is not None
-        rows, scores = self.ledger.genes, forest.scores(self.ledger.genes)
+        rows, scores = self.asked.genes, forest.scores(self.asked.genes)
         for _ in range(own.rounds):
             parents = rows[pareto.best(scores, self.problem.maximise, own.parents)]
-            children = self._children(parents, rows[len(self.ledger) :], rng)
+            children = self._children(parents, rows[len(self.asked) :], rng)
             if not len(children):
                 break
             rows, scores = np.concatenate([rows, children]), np.concatenate([scores, forest.scores(children)])
@@ -75,24 +76,26 @@ class Predictor(Proposer):
 
     def _children(self, parents: Genes, seen: Genes, rng: np.random.Generator) -> Genes:
         own = self.settings
-        mutants = self.gather(
-            own.mutants, lambda n: mutate(self.space, parents[rng.integers(len(parents), size=n)], rng, p=own.p), seen
-        )
+
+        def mutants(n: int) -> Genes:
+            return mutate(self.space, parents[rng.integers(len(parents), size=n)], rng, p=own.p)
+
+        def crossovers(n: int) -> Genes:
+            return cross(self.space, *pairs(parents, n, rng), rng)
+
+        found = self.gather(own.mutants, mutants, seen)
         if len(parents) < 2:
-            return mutants
-        seen = np.concatenate([seen, mutants])
-        return np.concatenate(
-            [mutants, self.gather(own.crossovers, lambda n: cross(self.space, *pairs(parents, n, rng), rng), seen)]
-        )
+            return found
+        return np.concatenate([found, self.gather(own.crossovers, crossovers, np.concatenate([seen, found]))])
 
     @property
     def report(self) -> dict[str, Any]:
         """Also the predictor's correlations with measured scores: on its validation half, and on the rows it
         proposed."""
         found = {**super().report, "candidates": self.candidates, **self.correlations}
-        proposed = self.ledger.valid[self.ledger.valid >= self.settings.first]
+        proposed = self.asked.valid[self.asked.valid >= self.settings.first]
         if self.forest is not None and len(proposed) > 1:
-            told = correlations(self.forest.scores(self.ledger.genes[proposed])[:, 0], self.ledger.scores[proposed, 0])
+            told = correlations(self.forest.scores(self.asked.genes[proposed])[:, 0], self.asked.scores[proposed, 0])
             found |= {f"front_{name}": value for name, value in told.items()}
         return found
 

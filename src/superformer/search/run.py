@@ -1,5 +1,8 @@
-"""The rounds of a search: the method asks, candidates are judged, the method is told, until it has nothing more to
-ask."""
+"""A search in a run: from a trained supernet to the front of its best sub-networks within limits.
+
+The method asks, candidates are scored, the method is told, until it has nothing more to ask. Everything a search does
+follows from the supernet, the settings and the scores, and every score is in the history as soon as it is known. A
+search that was killed asks the same questions again, finds the answers in the history, and goes on where they end."""
 
 from __future__ import annotations
 
@@ -17,141 +20,24 @@ from rich.live import Live
 
 from superformer import files
 from superformer.errors import StoppedError
-from superformer.evaluation.evaluator import TOGETHER, Evaluator, Score
-from superformer.evaluation.evaluator import number as copies
-from superformer.evaluation.prefix_tree import alike
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.evaluator import TOGETHER, Score, count_copies
+from superformer.evaluation.prefix_tree import prefix_order
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import Clock, Tell, deferred, quiet, teller
-from superformer.recipes import settings as words
-from superformer.runs import folder as provenance
+from superformer.recipes.settings import split
+from superformer.runs import folder as run_folder
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
-from superformer.search.front import front
-from superformer.search.history import History
-from superformer.search.problem import EXACT, Problem, say
-from superformer.search.scores import history_of, judged, race, ranked
-from superformer.search.task import Limits, Task, ready
-from superformer.space import Genes
+from superformer.search.front import find_front
+from superformer.search.problem import Problem
+from superformer.search.scores import Scorer, history_of, race, ranked
+from superformer.search.task import Task
 from superformer.space.arch import Arch
-
-
-@dataclass(frozen=True)
-class Told:
-    """Candidates that were judged together: of which round, and how many were evaluated now (the others were known)."""
-
-    round: int
-    archs: list[Arch]
-    scores: list[Score]
-    fresh: int
-
-
-def rounds(
-    task: Task, judge: Evaluator, history: History | None, world: World, number: int | None = None
-) -> Iterator[Told]:
-    """Run a search. The first process alone has the ``history``, where evaluations are noted as those of the
-    ``number``-th search."""
-    space, size = task.net.space, TOGETHER * world.size
-    while len(genes := task.method.ask()):
-        round_ = int(task.method.report["round"])
-        genes = genes[alike(space.decode(genes))]
-        for start in range(0, len(genes), size):
-            yield _judged(task, genes[start : start + size], judge, history, world, number, round_)
-
-
-def _judged(
-    task: Task, genes: Genes, judge: Evaluator, history: History | None, world: World, number: int | None, round_: int
-) -> Told:
-    costs, archs = task.problem.costs(genes), task.net.space.decode(genes)
-
-    def also(k: int) -> dict[str, float]:
-        return {name: float(costs[name][k]) for name in EXACT}
-
-    reach = race(task.options, task.method, genes)
-    scores, fresh = judged(archs, judge, history, world, also, number, round_, race=reach)
-    columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in task.problem.objectives]
-    task.method.tell(genes, np.stack(columns, 1))
-    return Told(round_, archs, scores, fresh)
-
-
-def shown(found: Iterator[Told], console: Console) -> Iterator[Told]:
-    """The same, with its progress; Ctrl-C stops between two groups of candidates."""
-    progress, known, best = Progress(console), 0, 0.0
-    try:
-        with deferred() as interrupt:
-            for told in found:
-                known, best = (
-                    known + len(told.archs),
-                    max([best, *(s.accuracy for s in told.scores if s.accuracy > best)]),
-                )
-                progress.step(told.round, known, told.fresh, best)
-                yield told
-                if interrupt.asked:
-                    raise StoppedError(
-                        f"interrupted after {known} candidates; all of them are in the history: the same command goes on from here"
-                    )
-    finally:
-        progress.close()
-
-
-# What a search tells: what the limits mean before it begins, and how far it is.
-
-
-__all__ = ["Progress", "forecast", "say"]
+from superformer.space.sampling import EXACT, Limits, say_cost
 
 DRAWS = 2000
 """Random networks that tell how costs spread."""
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)
-
-
-def forecast(problem: Problem) -> Iterator[str]:
-    """How the costs of random networks spread, and what the limits leave of them."""
-    space = problem.space
-    genes = np.concatenate([space.sample_genes(DRAWS, 0), space.encode([space.smallest(), space.largest()])])
-    costs = problem.costs(genes)
-    for name, values in costs.items():
-        marks = ", ".join(say(name, v) for v in np.percentile(values, QUANTILES))
-        yield f"{name} of random networks (smallest; 5, 25, 50, 75, 95 % below; largest): {marks}"
-    if problem.limits:
-        share = problem.feasible(genes).mean()
-        ends = ", ".join(f"{name} {_ends(name, low, high)}" for name, (low, high) in problem.limits.items())
-        yield f"limits: {ends}; {100 * share:.3g} % of random networks meet them"
-
-
-def _ends(name: str, low: float, high: float) -> str:
-    words = [f"from {say(name, low)}"] * (low > 0) + [f"up to {say(name, high)}"] * math.isfinite(high)
-    return " ".join(words) or "without a limit"
-
-
-class Progress:
-    """A live line on a terminal, else a line every so often."""
-
-    def __init__(self, console: Console):
-        self.console, self.clock, self.fresh = console, Clock(), 0
-        self.live = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
-        if self.live is not None:
-            self.live.start()
-
-    def step(self, round_: int, known: int, fresh: int, best: float | None) -> None:
-        """``known`` evaluations in all, ``fresh`` of them made now."""
-        self.fresh += fresh
-        speed = self.fresh / max(self.clock.seconds, 1e-9)
-        text = f"round {round_}: {known} candidates, {self.fresh} evaluated now ({speed:.3g} a second)"
-        text += "" if best is None else f", best {100 * best:.2f} %"
-        if self.live is not None:
-            self.live.update(text)
-        elif self.clock.due():
-            teller(self.console)(text)
-
-    def close(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-
-# A search in a run: from a trained supernet to the front of its best sub-networks within limits.
-#
-# Everything a search does follows from the supernet, the settings and the scores, and every score is in the history
-# as soon as it is known. A search that was killed asks the same questions again, finds the answers in the history,
-# and goes on where they end.
 
 
 def search(
@@ -167,21 +53,21 @@ def search(
     ``which`` method, if not that of the recipe; ``changes`` of its settings or of
     `superformer.recipes.settings.Options`."""
     world = World.join()
-    own = quiet(console if world.first else None)
-    tell = teller(own)
+    shown = quiet(console if world.first else None)
+    tell = teller(shown)
     try:
         run = Run.open(folder)
         run.trained()
-        options, rest = words.split(changes or {})
+        options, rest = split(changes or {})
         with run.lock() if world.first else nullcontext():
-            task = ready(run, dict(limits or {}), which, options, rest, tell)
+            task = Task.of(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
                 tell(line)
             task.problem.check()  # before anything is read
-            opened = Opened.of(run, task.net, device=world.device)
+            trained = TrainedRun.of(run, task.net, device=world.device)
             if world.first:
-                provenance.note(run.folder)
-            found = _found(task, opened, world, own, tell)
+                run_folder.note(run.folder)
+            found = _rounds_and_front(task, trained, world, shown, tell)
             if world.first:
                 files.write(run.front_file, json.dumps(found, indent=1))
             world.wait()
@@ -190,22 +76,85 @@ def search(
         world.leave()
 
 
-def _found(task: Task, opened: Opened, world: World, console: Console, tell: Tell) -> dict[str, Any]:
-    """The front. The first process alone reads and writes the history."""
+def forecast(problem: Problem) -> Iterator[str]:
+    """How the costs of random networks spread, and what the limits leave of them."""
+    space = problem.space
+    genes = np.concatenate([space.sample_genes(DRAWS, 0), space.encode([space.smallest(), space.largest()])])
+    for name, values in problem.costs(genes).items():
+        marks = ", ".join(say_cost(name, v) for v in np.percentile(values, QUANTILES))
+        yield f"{name} of random networks (smallest; 5, 25, 50, 75, 95 % below; largest): {marks}"
+    ends = []
+    for name, (low, high) in problem.limits.items():
+        words = [f"from {say_cost(name, low)}"] * (low > 0) + [f"up to {say_cost(name, high)}"] * math.isfinite(high)
+        ends.append(f"{name} {' '.join(words) or 'without a limit'}")
+    if ends:
+        share = problem.feasible(genes).mean()
+        yield f"limits: {', '.join(ends)}; {100 * share:.3g} % of random networks meet them"
+
+
+def _rounds_and_front(task: Task, trained: TrainedRun, world: World, console: Console, tell: Tell) -> dict[str, Any]:
+    """The first process alone reads and writes the history, and has the front."""
     limit = task.options.pictures
-    judge = opened.judge(limit=limit)
-    again = opened.judge(limit=limit, moved=True) if copies(opened.recipe.data, opened.img_size) > 1 else None
-    with history_of(opened, limit) if world.first else nullcontext() as history:
+    evaluator, varied = trained.evaluator(limit=limit), None
+    if count_copies(trained.recipe.data, trained.img_size) > 1:
+        varied = trained.evaluator(limit=limit, varied=True)
+    with history_of(trained, limit) if world.first else nullcontext() as history:
         number = history.begin_search(json.dumps(task.settings)) if history is not None else None
-        for _ in shown(rounds(task, judge, history, world, number), console):
+        for _ in with_progress(rounds(task, Scorer(evaluator, history, world, number)), console):
             pass
-        for line in _learned(task.method.report):
-            tell(line)
-        return front(task, history, again, tell) if history is not None else {}
+        report = task.method.report
+        if report.get("kendall") is not None:  # how well a predictor ranks (NASViT, algorithm 2, line 3)
+            found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
+            tell(f"predicted against measured accuracy of the half that the predictor did not learn from: {found}")
+        return find_front(task, history, varied, tell) if history is not None else {}
 
 
-def _learned(report: Mapping[str, Any]) -> Iterator[str]:
-    """How well a predictor ranks (NASViT, algorithm 2, line 3)."""
-    if report.get("kendall") is not None:
-        found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
-        yield f"predicted against measured accuracy of the half that the predictor did not learn from: {found}"
+@dataclass(frozen=True)
+class Scored:
+    """Candidates that were scored together: of which round, and how many were evaluated now (the others were known)."""
+
+    round: int
+    archs: list[Arch]
+    scores: list[Score]
+    fresh: int
+
+
+def rounds(task: Task, scorer: Scorer) -> Iterator[Scored]:
+    """The rounds of a search, some candidates at a time."""
+    space, problem, size = task.net.space, task.problem, TOGETHER * scorer.world.size
+    while len(genes := task.method.ask()):
+        round_ = int(task.method.report["round"])
+        genes = genes[prefix_order(space.decode(genes))]
+        for start in range(0, len(genes), size):
+            some = genes[start : start + size]
+            costs, archs = problem.costs(some), space.decode(some)
+            exact = [{name: float(costs[name][k]) for name in EXACT} for k in range(len(some))]
+            reach = race(task.options, task.method, some)
+            scores, fresh = scorer.scores(archs, exact, round_, race=reach)
+            columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in problem.objectives]
+            task.method.tell(some, np.stack(columns, 1))
+            yield Scored(round_, archs, scores, fresh)
+
+
+def with_progress(found: Iterator[Scored], console: Console) -> Iterator[Scored]:
+    """The same, with how far it is: a live line on a terminal, else a line every so often. Ctrl-C stops between two
+    groups of candidates."""
+    clock, known, fresh, best = Clock(), 0, 0, 0.0
+    terminal = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else nullcontext()
+    with terminal as live, deferred() as interrupt:
+        for scored in found:
+            known, fresh = known + len(scored.archs), fresh + scored.fresh
+            best = max([best, *(s.accuracy for s in scored.scores if s.accuracy > best)])
+            speed = fresh / max(clock.seconds, 1e-9)
+            text = f"round {scored.round}: {known} candidates, {fresh} evaluated now ({speed:.3g} a second)"
+            text += f", best {100 * best:.2f} %"
+            if live is not None:
+                live.update(text)
+            elif clock.due():
+                teller(console)(text)
+            yield scored
+            if interrupt.asked:
+                raise StoppedError(
+                    f"interrupted after {known} candidates; all of them are in the history: "
+                    "the same command goes on from here"
+                )

@@ -9,47 +9,50 @@ What the paper leaves open, and what is done here:
 
 * the unit of x in eq. 7: steps of the dimension (x = value / gamma), and of y: percent. With raw widths slopes would be
   near zero, and floor would move every list up by one step or not at all;
+* the step gamma of heads, which section 4.1 does not give: 1;
 * a block's choice is a dimension of its stage: the sub-space of a value has it in all blocks of the stage;
 * how the top 50 are found: they are the best of the drawn ones (at most half of them, where fewer than 100 are drawn);
 * lists that the family cannot have (a window larger than its map) lose the values in question; a dimension whose list
-would be empty stays."""
+  would be empty stays.
+
+In a run (`evolve_space`): train a supernet, measure its dimensions, move the space, and again. ``DIR/spaces/t`` is the
+run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the trace, ``DIR/evolution.svg``
+its picture; at the end the last space's supernet is trained in DIR itself, ready to be searched. Every part goes on
+where it was: training by its checkpoints, measuring by its history."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from superformer import files
-from superformer.draw.evolution import draw
 from superformer.errors import SpaceError, SuperformerError, nearest
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import Tell, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.recipes.settings import Evolve
-from superformer.runs import folder as provenance
+from superformer.runs import folder as run_folder
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
-from superformer.search.scores import accuracies, history_of
+from superformer.search.pareto import Floats
+from superformer.search.scores import Scorer, history_of
 from superformer.space import Choice, Ratio, Space
 from superformer.space.stage import Spec, Stage
 from superformer.train.loop import train
 
-Floats = NDArray[np.float64]
 TOP = 50
 TAU = 0.4
 NOISE = 1e-9
 """Of the fit: a slope of zero must not be taken for a fall."""
-GAMMA = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
-"""Section 4.1; it gives no step for heads."""
 Rounding = Literal["floor", "symmetric"]
+Drawing = Callable[[Sequence[Mapping[str, Any]], str], str]
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,14 @@ def et_error(errors: Sequence[float] | Floats, top: int = TOP) -> float:
     return float((ordered.mean() + best.mean()) / 2)
 
 
+def equation_7(values: Sequence[float] | Floats, errors: Sequence[float]) -> tuple[float, float]:
+    """The slope and the intercept of the least squares line through the E-T errors of a dimension's values."""
+    if len(set(values)) < 2:
+        return 0.0, float(np.mean(errors))
+    slope, intercept = np.polyfit(values, errors, 1)
+    return float(slope), float(intercept)
+
+
 def trend(
     dimension: Dimension,
     errors: Sequence[float],
@@ -123,15 +134,12 @@ def trend(
     ``floor`` is the paper's: any negative slope moves a list up by a step or more, a positive one moves it down from
     tau on. ``symmetric`` rounds towards zero, so both directions need a slope of tau. Values not above ``least`` are
     removed."""
-    x = np.asarray(dimension.values) / gamma
-    slope = float(np.polyfit(x, np.asarray(errors), 1)[0])
-    steps = (
-        math.floor(slope / tau + NOISE)
-        if rounding == "floor"
-        else math.trunc(slope / tau + math.copysign(NOISE, slope))
-    )
-    moved = tuple(v - steps * gamma for v in dimension.values)
-    after = tuple(v for v in moved if v > least) or dimension.values
+    slope, _ = equation_7(np.asarray(dimension.values) / gamma, errors)
+    if rounding == "floor":
+        steps = math.floor(slope / tau + NOISE)
+    else:
+        steps = math.trunc(slope / tau + math.copysign(NOISE, slope))
+    after = tuple(v - steps * gamma for v in dimension.values if v - steps * gamma > least) or dimension.values
     return Trend(dimension, tuple(errors), slope, steps, after)
 
 
@@ -141,8 +149,9 @@ def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, li
     space = replace(space, name=name)
     done = []
     for own in trends:
-        kept = own.dimension.values
-        for values in _fitting(own.after):
+        kept, n = own.dimension.values, len(own.after)
+        # the list, then without its largest values one after another, then without its smallest
+        for values in [own.after[:k] for k in range(n, 0, -1)] + [own.after[k:] for k in range(1, n)]:
             try:
                 space = _with(space, own.dimension, values)
             except (SpaceError, SuperformerError):
@@ -153,17 +162,17 @@ def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, li
     return space, done
 
 
-def _fitting(values: tuple[float, ...]) -> list[tuple[float, ...]]:
-    """The list, then without its largest values one after another, then without its smallest."""
-    n = len(values)
-    return [values[:k] for k in range(n, 0, -1)] + [values[k:] for k in range(1, n)]
-
-
 def _with(space: Space, dimension: Dimension, values: tuple[float, ...]) -> Space:
-    whole = [int(v) if float(v).is_integer() else float(v) for v in values]
+    """A space in which a dimension has other values."""
+    whole = tuple(int(v) if float(v).is_integer() else float(v) for v in values)
+
+    def listed(spec: Spec) -> Spec:
+        if isinstance(spec, Choice):
+            return Choice(whole)
+        return Ratio(whole, spec.of) if isinstance(spec, Ratio) else spec
 
     def put(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        return {k: _listing(s, whole) if k == dimension.name else s for k, s in specs.items()}
+        return {name: listed(spec) if name == dimension.name else spec for name, spec in specs.items()}
 
     if dimension.stage is None:
         return replace(space, choices=put(space.choices))
@@ -179,24 +188,19 @@ def _with(space: Space, dimension: Dimension, values: tuple[float, ...]) -> Spac
     return replace(space, stages=tuple(stages))
 
 
-def _listing(spec: Spec, values: list[int | float]) -> Spec:
-    if isinstance(spec, Choice):
-        return Choice(tuple(values))
-    return Ratio(tuple(values), spec.of) if isinstance(spec, Ratio) else spec
-
-
-# Searching the search space in a run (S3, algorithm 1): train a supernet, measure its dimensions, move the space, and
-# again.
-#
-# ``DIR/spaces/t`` is the run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the
-# trace, ``DIR/evolution.svg`` its picture; at the end the last space's supernet is trained in DIR itself, ready to be
-# searched. Every part goes on where it was: training by its checkpoints, measuring by its history.
+# --- in a run ---
 
 
 def evolve_space(
-    recipe: Recipe | str, spec: str, folder: str | Path, *changes: str, console: Console | None = None
+    recipe: Recipe | str,
+    spec: str,
+    folder: str | Path,
+    *changes: str,
+    console: Console | None = None,
+    draw: Drawing | None = None,
 ) -> dict[str, Any]:
-    """Evolve the space of a recipe on pictures; returns the trace, which is also in ``evolution.json``."""
+    """Evolve the space of a recipe on pictures; returns the trace, which is also in ``evolution.json``. ``draw``
+    (`superformer.draw.evolution.draw`) makes a picture of the trace and the recipe's name."""
     settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
     tell = teller(console)
     folder, space = Path(folder), space_of(settings)
@@ -213,11 +217,12 @@ def evolve_space(
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
         run = train(_for(settings, space, folder, t), spec, here, console=console)
-        provenance.note(folder)
+        run_folder.note(folder)
         entry, trends = _measure(run, settings, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         tell(
-            f"space {t}: E-T error {entry['et_error']:.2f} % (expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %)"
+            f"space {t}: E-T error {entry['et_error']:.2f} % "
+            f"(expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %)"
         )
         files.write(folder / "evolution.json", json.dumps({"spaces": trace}, indent=1))
         if not last:
@@ -225,39 +230,36 @@ def evolve_space(
             trace[-1]["trends"] = [own.to_dict() for own in trends]
             for own in trends:
                 if own.after != own.dimension.values:
-                    tell(
-                        f"  {own.dimension.label}: {_list(own.dimension.values)} -> {_list(own.after)} (slope {own.slope:+.2f} % a step)"
-                    )
+                    change = f"{_list(own.dimension.values)} -> {_list(own.after)}"
+                    tell(f"  {own.dimension.label}: {change} (slope {own.slope:+.2f} % a step)")
     text = json.dumps({"spaces": trace}, indent=1)
     files.write(folder / "evolution.json", text)
-    files.write(folder / "evolution.svg", draw(trace, settings.name))
-    tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
+    if draw is not None:
+        files.write(folder / "evolution.svg", draw(trace, settings.name))
+        tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
     """The recipe of the t-th space; its supernet begins with what fits of the one before."""
-    start = (
-        recipe.start
-        if t == 0
-        else recipe.start.model_copy(update={"run": str(folder / "spaces" / str(t - 1)), "timm": None})
-    )
+    before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if t else {}
+    start = recipe.start.model_copy(update=before)
     return recipe.model_copy(update={"space": json.loads(space.to_json()), "narrow": {}, "start": start})
 
 
 def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], list[Trend]]:
     """The E-T error of a space and of the sub-spaces of each dimension's values, in percent."""
-    own, opened = recipe.evolve, Opened.of(run)
-    space, judge, classes = opened.space, opened.judge(), opened.net.num_classes
-    with history_of(opened) as history:
+    own, trained = recipe.evolve, TrainedRun.of(run)
+    space, evaluator = trained.space, trained.evaluator()
+    limit = None if own.macs_max is None else (None, own.macs_max)
+    with history_of(trained) as history:
+        scorer = Scorer(evaluator, history, World())
 
         def errors(part: Space, seed: int) -> list[float]:
-            limit = None if own.macs_max is None else (None, own.macs_max)
-            archs = part.sample(
-                own.samples, np.random.default_rng([recipe.seed, 5, seed]), macs=limit, num_classes=classes
-            )
-            return [100 * (1 - a) for a in accuracies(archs, judge, history, World(), kind="space")[0]]
+            rng = np.random.default_rng([recipe.seed, 5, seed])
+            archs = part.sample(own.samples, rng, macs=limit, num_classes=trained.net.num_classes)
+            return [100 * (1 - a) for a in scorer.accuracies(archs, kind="space")]
 
         whole = errors(space, 0)
         entry = {"et_error": et_error(whole, own.top), "expected": float(np.mean(whole)), "best": min(whole)}
@@ -270,9 +272,8 @@ def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], li
             parts = [dimension.at(space, value) for value in dimension.values]
             measured = [et_error(errors(part, 1 + 100 * k + j), own.top) for j, part in enumerate(parts)]
             trends.append(trend(dimension, measured, gamma, own.tau, own.rounding))
-            tell(
-                f"  {k + 1} of {len(found)}: {dimension.label} {_list(dimension.values)}: {', '.join(f'{e:.2f}' for e in measured)} %"
-            )
+            each = ", ".join(f"{e:.2f}" for e in measured)
+            tell(f"  {k + 1} of {len(found)}: {dimension.label} {_list(dimension.values)}: {each} %")
     return entry, trends
 
 

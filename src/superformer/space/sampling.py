@@ -1,29 +1,41 @@
-"""Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, exactly
-conditioned on them.
+"""Drawing architectures: as the papers sample, or uniformly over different architectures; with limits, conditioned on
+them.
 
-Costs are sums over blocks, so architectures within limits need not be found by trial. Tables of the weight of every
-rounded total (`superformer.space.tables`) give draws close to the limits, and a final exact check removes what only
-rounding let in. What remains has exactly the unlimited distribution conditioned on the limits."""
+MACs and parameters are sums over blocks, so architectures within limits on them need not be found by trial. Tables of
+the weight of every rounded total (`superformer.space.tables`) give draws close to the limits, and a final exact check
+removes what only rounding let in. What remains has exactly the unlimited distribution conditioned on the limits:
+`sample_within`. A search draws many times within the same limits, which may be on measured costs, too: a
+`LimitedSampler` finds out once which of them need tables, and walks where trials find too few."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from superformer.errors import InfeasibleError, SuperformerError, nearest
-from superformer.space.costs import cost
-from superformer.space.genes import Genes, clear
-from superformer.space.stage import Ints, depth_weights, place
+from superformer.settings import amount
+from superformer.space.costs import Exact, cost
+from superformer.space.genes import Genes, clear, mutate
+from superformer.space.stage import Floats, depth_weights, place
 from superformer.space.tables import Tables, say
 
 if TYPE_CHECKING:
     from superformer.space.space import Space
 
 OVER = ("choices", "architectures")
+EXACT = ("macs", "params")
+"""Costs whose reachable range is known exactly, and within which tables can draw."""
 Limit = float | tuple[float | None, float | None]
 """At most this, or (at least, at most); None leaves an end open."""
+Limits = Mapping[str, tuple[float, float]]
+"""(low, high) of costs by name, both ends included."""
+CostsOf = Callable[[Genes], Mapping[str, Any]]
+"""The costs of rows of genes, by name."""
 
 GIVE_UP = 50_000
 """Draws without any success after which limits inside the reachable range count as impossible; fewer, if the draws
@@ -66,40 +78,30 @@ def sample_within(
     """Draw conditioned on limits (both ends included)."""
     _check(n, over)
     limits = {name: _ends(name, limit) for name, limit in (("macs", macs), ("params", params)) if limit is not None}
-    # Two quantities share the bins: spend them on totals up to the limits only. One has enough to serve all limits.
-    caps = tuple(high for _, high in limits.values()) if len(limits) > 1 else (math.inf,)
-    tables = Tables.of(space, over, tuple(limits), caps, num_classes, img_size)
-    tables.check_reachable(limits)
-    found: list[Genes] = []
-    have = drawn = 0
-    closest: dict[str, list[int]] = {name: [] for name in limits}
-    while have < n:
-        rate = have / drawn if have else 0.5
-        batch = min(int((n - have) / rate * 1.1) + 256, 50_000)
-        genes = tables.draw(batch, rng, limits)
-        counts = cost(space, genes, num_classes, img_size)
-        inside = np.ones(batch, dtype=bool)
+    tables = _tables_within(space, over, limits, num_classes, img_size)
+    found, closest = [np.zeros((0, len(space.bounds)), dtype=np.int64)], dict.fromkeys(limits, np.zeros(0, np.int64))
+
+    def costs(genes: Genes) -> Mapping[str, Any]:
+        counted = cost(space, genes, num_classes, img_size)
+        return {name: getattr(counted, name) for name in limits}
+
+    for batch in _batches(n, lambda size: tables.draw(size, rng, limits), costs, limits, spare=256, most=50_000):
+        found.append(batch.genes[batch.away == 0])
+        if batch.have:
+            continue
         for name, (low, high) in limits.items():
-            value = getattr(counts, name)
-            inside &= (value >= low) & (value <= high)
-            closest[name] = [*_around(np.concatenate([value, np.asarray(closest[name], dtype=np.int64)]), low, high)]
-        found.append(genes[inside])
-        have += int(inside.sum())
-        drawn += batch
-        if not have and (drawn >= GIVE_UP or len(np.unique(genes, axis=0)) < batch / 8):
+            values = np.concatenate([batch.costs[name], closest[name]])
+            closest[name] = np.concatenate([np.sort(values[values < low])[-1:], np.sort(values[values > high])[:1]])
+        if batch.drawn >= GIVE_UP or len(np.unique(batch.genes, axis=0)) < len(batch.genes) / 8:
             near = "; ".join(
-                f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values)}"
+                f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values.tolist())}"
                 for name, values in closest.items()
             )
             raise InfeasibleError(
-                f"no architecture of {space.name} was found within {say(limits)} in {drawn:,} targeted draws ({near})"
+                f"no architecture of {space.name} was found within {say(limits)} in {batch.drawn:,} targeted draws "
+                f"({near})"
             )
-    return np.concatenate(found)[:n] if found else np.zeros((0, len(space.bounds)), dtype=np.int64)
-
-
-def _around(values: Ints, low: float, high: float) -> list[int]:
-    below, above = values[values < low], values[values > high]
-    return ([int(below.max())] if len(below) else []) + ([int(above.min())] if len(above) else [])
+    return np.concatenate(found)[:n]
 
 
 def _ends(name: str, limit: Limit) -> tuple[float, float]:
@@ -115,4 +117,212 @@ def _ends(name: str, limit: Limit) -> tuple[float, float]:
     return ends
 
 
-__all__ = ["GIVE_UP", "OVER", "Limit", "clear", "depth_weights", "place", "sample", "sample_within"]
+def _tables_within(space: Space, over: str, limits: Limits, num_classes: int, img_size: int | None) -> Tables:
+    """Tables for limits that are reachable. Two quantities share the bins: they are spent on totals up to the limits
+    only. One has enough bins to serve all limits."""
+    caps = tuple(high for _, high in limits.values()) if len(limits) > 1 else (math.inf,)
+    tables = Tables.of(space, over, tuple(limits), caps, num_classes, img_size)
+    tables.check_reachable(limits)
+    return tables
+
+
+def excess(limits: Limits, costs: Mapping[str, Any]) -> Floats:
+    """How far rows lie outside the limits, relative to them, summed over the limits; 0 is within."""
+    total: Floats = np.zeros(len(next(iter(costs.values()))))
+    for name, (low, high) in limits.items():
+        scale = max([abs(end) for end in (low, high) if math.isfinite(end)], default=1.0) or 1.0
+        total += (np.maximum(low - costs[name], 0) + np.maximum(costs[name] - high, 0)) / scale
+    return total
+
+
+class _Batch(NamedTuple):
+    """Rows that were drawn together, their costs, and how far ``away`` from the limits they are; of all rows so far,
+    how many were ``drawn`` and how many we ``have`` within the limits."""
+
+    genes: Genes
+    costs: Mapping[str, Any]
+    away: Floats
+    have: int
+    drawn: int
+
+
+def _batches(
+    n: int, draw: Callable[[int], Genes], costs: CostsOf, limits: Limits, spare: int, most: int, least_rate: float = 0.0
+) -> Iterator[_Batch]:
+    """Trials until ``n`` rows are within the limits: as many at a time as the rate of success so far asks for."""
+    have = drawn = 0
+    while have < n:
+        rate = max(have / drawn, least_rate) if have or (drawn and least_rate) else 0.5
+        genes = draw(min(int((n - have) / rate * 1.1) + spare, most))
+        values = costs(genes)
+        away = excess(limits, values)
+        have, drawn = have + int((away == 0).sum()), drawn + len(genes)
+        yield _Batch(genes, values, away, have, drawn)
+
+
+# --- again and again, within limits on any costs ---
+
+PROBE = 2048
+"""Draws that tell whether limits are wide enough for trial and error."""
+OFTEN = 0.02
+"""Limits that this share of the unlimited draws meets are met by trial and error; narrower ones by tables."""
+ENOUGH = 20_000
+"""Draws after which the rest is sought by walking towards the limits."""
+STEPS = 40
+"""Steps of that walk."""
+WALKERS = 256
+"""Mutants of each step."""
+FAR = 0.01
+"""Limits that a walk stays this far away from, relative to them, count as impossible."""
+
+
+@dataclass(frozen=True, eq=False)
+class LimitedSampler:
+    """Draws rows within ``limits`` on ``costs``, every choice uniform as the papers sample, conditioned on the limits.
+
+    Limits on macs and params (counted with ``num_classes`` and ``img_size``) that are seldom met are drawn within by
+    tables, other limits by trial. Where both find too few, rows walk by mutation from the nearest towards the limits
+    (no longer the conditioned distribution). ``seed`` is of the looks at what can be reached."""
+
+    space: Space
+    costs: CostsOf
+    limits: Limits
+    seed: int = 0
+    num_classes: int = 1000
+    img_size: int | None = None
+
+    def draw(self, n: int, rng: np.random.Generator) -> Genes:
+        """``n`` rows, which may repeat; raises `InfeasibleError` where nobody meets the limits."""
+        found = [np.zeros((0, len(self.space.bounds)), dtype=np.int64)]
+        near, away, have, drawn = found[0], np.zeros(0), 0, 0
+        for batch in _batches(
+            n, lambda size: self._propose(size, rng), self.costs, self.limits, spare=64, most=8192, least_rate=0.01
+        ):
+            have, drawn = batch.have, batch.drawn
+            found.append(batch.genes[batch.away == 0])
+            if not have and self._reached[0] > FAR:
+                raise self._infeasible(PROBE, self._reached[1])
+            near, away = _nearest(np.concatenate([near, batch.genes]), np.concatenate([away, batch.away]))
+            if drawn >= ENOUGH:
+                break
+        if have < n:
+            found.append(self._walked(n - have, near, away, rng, drawn))
+        return np.concatenate(found)[:n]
+
+    def _propose(self, n: int, rng: np.random.Generator) -> Genes:
+        if self.tables is None:
+            return sample(self.space, n, rng)
+        tables, limits = self.tables
+        return tables.draw(n, rng, limits)
+
+    @functools.cached_property
+    def tables(self) -> tuple[Tables, Limits] | None:
+        """Tables for the limits that trial would seldom meet. What cannot be reached is refused before any is built."""
+        exact = {name: (max(low, 0.0), high) for name, (low, high) in self.limits.items() if name in EXACT}
+        if not exact:
+            return None
+        reach = Exact.of(self.space, tuple(exact), self.num_classes, self.img_size).range
+        if any(low > reach[name][1] or high < reach[name][0] for name, (low, high) in exact.items()):
+            raise InfeasibleError(
+                f"no architecture of {self.space.name} has {say_limits(exact)}; reachable: {say_limits(reach)}"
+            )
+        rng = np.random.default_rng([self.seed, 0])
+        genes = sample(self.space, PROBE, rng)
+        costs = self.costs(genes)
+        away = excess(exact, costs)
+        if (away == 0).mean() >= OFTEN:
+            return None
+
+        def tables(limits: Limits) -> tuple[Tables, Limits]:
+            return _tables_within(self.space, "choices", limits, self.num_classes, self.img_size), limits
+
+        if len(exact) == 1:
+            return tables(exact)
+        if self._approach(1, *_nearest(genes, away), rng, exact)[1][0] > FAR:
+            raise InfeasibleError(
+                f"no architecture of {self.space.name} has {say_limits(exact)} together; reachable: {say_limits(reach)}"
+            )
+        rare = min(exact, key=lambda name: (excess({name: exact[name]}, costs) == 0).sum())
+        one, limit = tables({rare: exact[rare]})
+        drawn = excess(exact, self.costs(one.draw(PROBE, rng, limit)))
+        return (one, limit) if (drawn == 0).mean() >= OFTEN else tables(exact)
+
+    @functools.cached_property
+    def _reached(self) -> tuple[float, Limits]:
+        """How near to the limits a walk from the nearest of some draws comes, and the costs seen: a quick look before
+        many draws."""
+        rng = np.random.default_rng([self.seed, 1])
+        genes = self._propose(PROBE, rng)
+        near = _nearest(genes, excess(self.limits, self.costs(genes)))
+        _, away, seen = self._approach(1, *near, rng, self.limits)
+        return float(away[0]), seen
+
+    def _walked(self, n: int, near: Genes, away: Floats, rng: np.random.Generator, drawn: int) -> Genes:
+        """Rows found on the way from the nearest ones into the limits; where they are too few, repeated."""
+        walked, _, seen = self._approach(n, near, away, rng, self.limits)
+        inside = np.concatenate([near[away == 0], walked])
+        if not len(inside):
+            raise self._infeasible(drawn, seen)
+        return np.concatenate([walked[:n], inside[rng.integers(len(inside), size=max(n - len(walked), 0))]])
+
+    def _approach(
+        self, n: int, near: Genes, away: Floats, rng: np.random.Generator, limits: Limits
+    ) -> tuple[Genes, Floats, Limits]:
+        """Mutants of mutants, the nearest to the limits kept, until ``n`` are within: those, how far away the nearest
+        are, and the costs seen."""
+        found, have = [near[:0]], 0
+        ends = self.space.encode([self.space.smallest(), self.space.largest()])
+        costs = self.costs(np.concatenate([near, ends]))
+        seen = {k: (float(costs[k].min()), float(costs[k].max())) for k in limits}
+        for _ in range(STEPS):
+            genes = mutate(self.space, near[rng.integers(len(near), size=WALKERS)], rng, p=0.1)
+            costs = self.costs(genes)
+            seen = {
+                k: (min(low, float(costs[k].min())), max(high, float(costs[k].max())))
+                for k, (low, high) in seen.items()
+            }
+            new = excess(limits, costs)
+            found.append(genes[new == 0])
+            have += len(found[-1])
+            near, away = _nearest(np.concatenate([near, genes]), np.concatenate([away, new]))
+            if have >= n:
+                break
+        return np.concatenate(found), away, seen
+
+    def _infeasible(self, drawn: int, seen: Limits) -> InfeasibleError:
+        return InfeasibleError(
+            f"no architecture of {self.space.name} has {say_limits(self.limits)}, as far as {drawn:,} draws and "
+            f"{STEPS * WALKERS:,} steps towards the limits tell; reached: {say_limits(seen)}"
+        )
+
+
+def _nearest(genes: Genes, away: Floats) -> tuple[Genes, Floats]:
+    order = np.argsort(away, kind="stable")[: WALKERS // 4]
+    return genes[order], away[order]
+
+
+# --- for people to read ---
+
+
+def say_cost(name: str, value: float) -> str:
+    """A cost with its unit, in three digits."""
+    if name == "latency":
+        return f"{1e3 * value:.3g} ms"
+    if name == "throughput":
+        return f"{amount(value)}/s"
+    text = amount(value)
+    return text if name != "memory" else f"{text}B" if text[-1].isalpha() else f"{text} B"
+
+
+def say_end(name: str, value: float) -> str:
+    """An end of a limit: macs and params to the last digit."""
+    return f"{value:,.0f}" if name in EXACT else say_cost(name, value)
+
+
+def say_limits(limits: Limits) -> str:
+    """Limits, or what can be reached."""
+    return " and ".join(
+        (f"at least {say_end(name, low)}" if math.isinf(high) else f"{say_end(name, low)} to {say_end(name, high)}")
+        + f" {name}"
+        for name, (low, high) in limits.items()
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from superformer import data
+from superformer.cost.runtimes import pinned
 from superformer.elastic.conv import synchronise
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
@@ -26,7 +27,7 @@ from superformer.recipes.settings import Start
 from superformer.runs import folder as provenance
 from superformer.runs import storage as checkpoint
 from superformer.runs.folder import Run
-from superformer.runs.processes import World, pinned
+from superformer.runs.processes import World
 from superformer.runs.storage import load_network, load_supernet, save_supernet
 from superformer.space import Space
 from superformer.spaces import supernet

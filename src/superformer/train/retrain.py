@@ -15,7 +15,7 @@ from rich.console import Console
 from superformer import data, files
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.trained_run import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.recipes import Recipe, changed, overlaid
@@ -151,7 +151,7 @@ def kept(run: Run, arch: Arch, folder: Path) -> Path:
     """The folder of a sub-network with its inherited weights, written now if there is none."""
     world = World.join()
     if world.first and not (folder / CONFIG).exists():
-        save(run, Opened.of(run).network(arch), folder)
+        save(run, TrainedRun.of(run).network(arch), folder)
     world.wait()
     return folder
 
@@ -216,14 +216,14 @@ def handed_over(folder: str | Path, which: str | None = None) -> Stored:
     if which is None:
         return load_network(run.model())
     run.trained()
-    recipe, net = run.recipe(), Opened.of(run).network(run.arch(which))
+    recipe, net = run.recipe(), TrainedRun.of(run).network(run.arch(which))
     return Stored(net, tuple(run.facts()["classes"]), recipe.data.mean, recipe.data.std, prepared(run, net))
 
 
 def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds: float) -> dict[str, Any]:
     arch = net.space.smallest()
-    opened = Opened.of(run, net, arch.resolution)
-    accuracy = opened.judge(opened.pictures.test())([arch])[0]
+    opened = TrainedRun.of(run, net, arch.resolution)
+    accuracy = opened.evaluator(opened.pictures.test())([arch])[0]
     counted = cost(net.space, [arch], num_classes=net.num_classes)
     return {
         "name": name, "key": arch.key, "weights": weights, "accuracy": accuracy, "macs": int(counted.macs[0]),
