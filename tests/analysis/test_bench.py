@@ -22,9 +22,10 @@ from torch import Tensor, nn
 import superformer as sf
 from superformer.analysis import bench as module
 from superformer.analysis.bench import MOST, bench, networks, summary, written_by_timm
-from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
+from superformer.cost.latency import Job, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
 from superformer.evaluation.trained_run import Opened
+from superformer.machine import machine
 from superformer.runs.folder import Run
 from superformer.runs.storage import save_network
 from superformer.search.run import search

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from superformer.cost import cost, latency_table
 from superformer.cost import latency as timing
-from superformer.cost.latency import LEAST, TURN, WARM_UP, machine, measure, measure_in_turn
+from superformer.cost.latency import LEAST, TURN, WARM_UP, measure, measure_in_turn
 from superformer.cost.latency_table import Fit, LatencyError, LatencyTable, Progress, Timer
 from superformer.errors import SuperformerError
+from superformer.machine import machine
 from superformer.recipes import names, resolve, space_of
 from superformer.space import Space
 from superformer.space.arch import Arch

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import KINDS, Evolution, Part
+from superformer.recipes.search import METHODS, Evolution
+from superformer.settings import SettingsBase
 from superformer.search import Problem, names, register, settings_of
 from superformer.search import methods as method
 from superformer.search.methods import every
@@ -179,7 +180,7 @@ def test_wrong_words_and_numbers_are_answered(known):
 
 
 def test_a_method_of_ones_own(known):
-    class Mine(Part):
+    class Mine(SettingsBase):
         n: int = 1
 
     class One:
@@ -195,4 +196,4 @@ def test_a_method_of_ones_own(known):
         with pytest.raises(SuperformerError, match="already"):
             register("mine", Mine, One)
     finally:
-        KINDS.pop("mine")
+        METHODS.pop("mine")

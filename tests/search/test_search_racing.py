@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Score, copies, number
-from superformer.recipes.settings import Options, split
+from superformer.recipes.search import Options, split_options
 from superformer.search import methods as method
 from superformer.search import problem as pareto
 from superformer.search import scores as racing
@@ -41,7 +41,7 @@ def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, mo
         own = method(known.problem(objectives, seed=1), name, **SEARCHES[name])
         while len(genes := own.ask()):
             told = known.scores[known.at(genes), : len(objectives)].copy()
-            for part in np.array_split(np.arange(len(genes)), 3):
+            for part in np.array_split_options(np.arange(len(genes)), 3):
                 lost = race(Options(racing=on), own, genes[part])
                 if lost is not None:
                     out = told[part, 0] < lost.needed
@@ -91,11 +91,11 @@ def test_who_is_better_in_both_is_better_by_both_together(given_):
 
 
 def test_words_of_a_race():
-    own, rest = split({"racing": True, "margin": 2, "population": 4})
+    own, rest = split_options({"racing": True, "margin": 2, "population": 4})
     assert own == Options(racing=True, margin=2.0)
     assert rest == {"population": 4}
     with pytest.raises(SuperformerError, match="margin"):
-        split({"margin": -1})
+        split_options({"margin": -1})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_words_of_a_race():
 )
 def test_moved_copies(words, n):
     """As training moves pictures: black comes in, and what is in the middle stays."""
-    augment = "timm" if words == "mirror" else words.split()[0]
+    augment = "timm" if words == "mirror" else words.split_options()[0]
     changes = {"augment": augment, "shift": 0.25, "mirror": 0.5 * ("mirror" in words)}
     settings = sf.recipe("s3-laptop").data.model_copy(update=changes)
     x = torch.full((2, 3, 8, 8), -1.0)  # black: mean and deviation are a half

@@ -23,8 +23,8 @@ from superformer.errors import StoppedError
 from superformer.recipes import RecipeError, resolve, space_of
 from superformer.runs.folder import Run, RunError
 from superformer.runs.processes import World
-from superformer.runs.storage import listed, load_supernet
-from superformer.train.loop import prepare, train
+from superformer.runs.storage import list_checkpoints, load_supernet
+from superformer.train.loop import build_trainer, train
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_killed_at_ten_moments_it_ends_with_the_same_weights(finished: Path, tmp
 
 def newest(run: Path) -> str:
     """The newest checkpoint's name."""
-    found = listed(run / "checkpoints")
+    found = list_checkpoints(run / "checkpoints")
     return found[-1].name if found else ""
 
 
@@ -111,7 +111,7 @@ def test_interrupted_it_says_how_to_go_on(finished: Path, tmp_path: Path) -> Non
         "train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run")
     )
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not listed(tmp_path / "run" / "checkpoints") and process.poll() is None:
+    while not list_checkpoints(tmp_path / "run" / "checkpoints") and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     shutil.copytree(finished / "run", tmp_path / "run")
     (tmp_path / "run" / "supernet.safetensors").unlink()
-    newest = listed(tmp_path / "run" / "checkpoints")[-1]
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     whole = bytearray(newest.read_bytes())
     whole[len(whole) // 2] ^= 1
     newest.write_bytes(whole)
@@ -164,8 +164,8 @@ def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None
     shutil.copytree(finished / "run", tmp_path / "locked" / "run")
     run = tmp_path / "locked" / "run"
     (run / "supernet.safetensors").unlink()
-    listed(run / "checkpoints")[-1].unlink()
-    kept = {f.name: f.read_bytes() for f in listed(run / "checkpoints")}
+    list_checkpoints(run / "checkpoints")[-1].unlink()
+    kept = {f.name: f.read_bytes() for f in list_checkpoints(run / "checkpoints")}
     for folder in (tmp_path / "locked", run / "checkpoints"):
         folder.chmod(0o500)
     try:
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None
     finally:
         for folder in (tmp_path / "locked", run / "checkpoints"):
             folder.chmod(0o700)
-    assert {f.name: f.read_bytes() for f in listed(run / "checkpoints")} == kept
+    assert {f.name: f.read_bytes() for f in list_checkpoints(run / "checkpoints")} == kept
     assert not (tmp_path / "locked" / "new").exists()
 
 
@@ -300,7 +300,7 @@ def test_a_batch_in_two_parts_gives_the_same_step(finished: Path, rule: tuple[st
         )
         pictures = data.load("digits", own.data, 16)
         batches = data.train_batches(pictures.train, own.data, own.mix, 16, seed=0, epoch=0, batch_size=64)
-        trainer = prepare(own, space_of(own), pictures.classes, 20, 20, World())
+        trainer = build_trainer(own, space_of(own), pictures.classes, 20, 20, World())
         with batches:
             trainer.step(0, next(batches))
         grads.append({name: p.grad.clone() for name, p in trainer.net.named_parameters() if p.grad is not None})

@@ -23,7 +23,7 @@ from superformer.analysis.subject import Standalone, Subject, standalone
 from superformer.errors import SuperformerError, nearest
 from superformer.progress import teller
 from superformer.runs.folder import Run
-from superformer.settings import Part
+from superformer.settings import SettingsBase
 from superformer.space.arch import load_json
 
 PARTS = ("distributions", "conflicts", "latency", "attention", "budgets", "seeds", "correlations", "weights")
@@ -32,7 +32,7 @@ CHEAP = PARTS[:3]
 weights)."""
 
 
-class Settings(Part):
+class Settings(SettingsBase):
     """``key=value`` words of an analysis."""
 
     seed: int = Field(0, ge=0)

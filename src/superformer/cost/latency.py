@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 from superformer.errors import SuperformerError, nearest
 from superformer.families.network import Network
 from superformer.interop.onnx import as_onnx, traced
-from superformer.runs.processes import pinned
+from superformer.machine import machine, torch_threads
 from superformer.settings import RUNTIMES
 
 WARM_UP = 2
@@ -63,31 +61,6 @@ class Timing:
     def throughput(self) -> float:
         """Pictures a second."""
         return self.batch / self.median
-
-
-def machine(device: str | torch.device = "cpu", runtime: str = "eager") -> str:
-    """A short name of what times are measured on: the processor and the software that runs on it."""
-    processor, cores = _processor()
-    parts = [f"{processor} ({cores} cores, {os.cpu_count()} threads)", f"torch {torch.__version__}"]
-    if torch.device(device).type == "cuda":
-        parts.insert(0, torch.cuda.get_device_name(device))
-    if runtime == "onnx":
-        parts.append(f"onnxruntime {onnxruntime().__version__}")
-    return ", ".join(parts)
-
-
-def _processor() -> tuple[str, int]:
-    """The name of the processor and its number of cores."""
-    cores = os.cpu_count() or 1
-    try:
-        entries = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    except OSError:
-        return platform.processor() or platform.machine(), cores
-    facts = [(name.strip(), value.strip()) for name, _, value in entries]
-    names = [value for name, value in facts if name == "model name"]
-    ids = {name: [value for n, value in facts if n == name] for name in ("physical id", "core id")}
-    pairs = set(zip(*ids.values(), strict=False))
-    return " ".join((names or [platform.machine()])[0].split()), len(pairs) or cores
 
 
 # --- measuring ---
@@ -167,7 +140,7 @@ def measure_jobs(
     where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
     found: list[list[Timing] | Exception] = []
     with ExitStack() as stack:
-        stack.enter_context(pinned(threads))
+        stack.enter_context(torch_threads(threads))
         ready: list[list[Run] | Exception] = []
         for k, (job, d) in enumerate(zip(jobs, where, strict=True)):
             (making or (lambda k: None))(k)

@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer import files
-from superformer.cost.latency import Size, Timing, machine, measure_in_turn
+from superformer.cost.latency import Size, Timing, measure_in_turn
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.machine import machine
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch, load_json
 from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton

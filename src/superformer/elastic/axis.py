@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,27 @@ def size(dim: Dim) -> int:
     if isinstance(dim, int):
         return dim
     return dim.parts * dim.axis.size if isinstance(dim, Packed) else dim.size
+
+
+@dataclass(frozen=True)
+class Units:
+    """Axes whose channels move together, as so many equal units (heads; on one axis alone: its channels): what a module
+    that has axes which begin and end within it offers to be sorted (`superformer.train.channel_sort`)."""
+
+    axes: tuple[Axis, ...]
+    count: int
+
+    @staticmethod
+    def channels(dim: Dim) -> Units:
+        """Every channel by itself."""
+        assert isinstance(dim, Axis)
+        return Units((dim,), dim.size)
+
+    @staticmethod
+    def heads(axes: tuple[Axis, ...], heads: Sequence[int]) -> Units:
+        """The most parts of an attention width, the first axis, that are whole heads, whatever the number of heads."""
+        inner = axes[0]
+        return Units(axes, inner.size // inner.unit if inner.unit > 1 else math.gcd(*heads))
 
 
 @dataclass(frozen=True)

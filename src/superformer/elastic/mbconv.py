@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from superformer.elastic.axis import Axis, Pass, Step, View
+from superformer.elastic.axis import Axis, Pass, Step, Units, View
 from superformer.elastic.conv import BatchNorm, MapConv, Normed, unbiased
 from superformer.elastic.layers import Linear, Optional, Widths, width
 from superformer.elastic.transformer import Cell, Phase
@@ -148,6 +148,9 @@ class SqueezeExcite(nn.Module):
 
     def cost(self, widths: Widths) -> Cost:
         return self.reduce.cost(widths, 1) + self.expand.cost(widths, 1)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.channels(self.reduce.dims["weight"][0]),)
 
 
 class _Narrow(torch.autograd.Function):
@@ -343,6 +346,9 @@ class MBConv(Optional):
         if self.shortcut is not None:
             cost += self.shortcut.cost(widths, after).times(width(self.inp, widths) != width(self.out, widths))
         return cost
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.channels(self.expand.dims["weight"][0]),) if self.expand is not None else ()
 
 
 class MBConvCell(Cell):

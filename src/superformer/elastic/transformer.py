@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View
+from superformer.elastic.axis import Axis, Pass, Step, Units, View
 from superformer.elastic.layers import LayerNorm, Linear, Table, Widths, width
 from superformer.kernels.attention import attend, unpack
 from superformer.kernels.relative import RelativePosition
@@ -144,6 +144,9 @@ class Attention(nn.Module):
             return cost + self.relative.cost(widths, heads, tokens, grid)
         return cost + Cost(2 * queries * tokens * inner, 0)
 
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.heads((self.inner,), self.heads),)
+
 
 # The pre-norm transformer block (ViTAS v1, eqs. 1 and 2) and its class-attention form (CaiT; v1, appendix D).
 
@@ -167,6 +170,9 @@ class Mlp(nn.Module):
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.channels(self.hidden),)
 
 
 class Cell(nn.Module, abc.ABC):

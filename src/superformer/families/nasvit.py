@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Pass, Step, Units, View, fixed
 from superformer.elastic.conv import BatchNorm, MapConv, kernel_axis
 from superformer.elastic.layers import LayerNorm, Linear, PerChoice, Table, Widths, width
 from superformer.elastic.mbconv import MBConv, MBConvCell, divisible
@@ -83,6 +83,9 @@ class HybridMlp(nn.Module):
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         conv = self.conv.cost(widths, tokens) if self.conv is not None else NOTHING
         return self.fc1.cost(widths, tokens) + self.fc2.cost(widths, tokens) + conv
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.channels(self.fc1.dims["weight"][0]),)
 
 
 class TransformerCell(Cell):
@@ -180,6 +183,9 @@ class TransformerCell(Cell):
         for mlp in (self.mlp1, self.mlp2):
             cost += mlp.cost(widths, tokens)
         return cost + Cost(0, len(self.scales) * channels)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units((self.axes.qk, self.axes.v, self.axes.heads), self.axes.heads.size),)
 
 
 def _cut(x: Tensor, parts: int) -> Tensor:

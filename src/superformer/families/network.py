@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -386,6 +387,21 @@ class Network(TimmApi, nn.Module):
         from superformer.families.weights import extract
 
         return extract(self, arch, side, **settings)
+
+    # --- what training asks a family ---
+
+    patch_head_possible: ClassVar[bool] = False
+    """Whether the network can have a head for its patches, for token labelling."""
+
+    def patch_grid(self, img_size: int) -> int:
+        """Patches of the last stage in a row."""
+        grid: Any = self.grid({"resolution": img_size}, img_size, img_size)
+        return int(self.stage_grid(len(self.stages) - 1, grid)[0])
+
+    @classmethod
+    def rescaled(cls, arch: Arch, size: int) -> Arch:
+        """An architecture for another input size."""
+        return replace(arch, resolution=size)
 
 
 def reset(module: nn.Module, generator: torch.Generator) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Pass, Step, Units, View, fixed
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.layers import Widths
 from superformer.elastic.transformer import Cell, Phase
@@ -89,6 +89,9 @@ class Bottleneck(Cell):
         """For so many positions before and after the stride."""
         cost = self.conv1.cost(widths, before) + self.conv2.cost(widths, after) + self.conv3.cost(widths, after)
         return cost if self.shortcut is None else cost + self.shortcut.cost(widths, after)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.channels(self.mid1), Units.channels(self.mid2))
 
 
 class ResNet(Pyramid):

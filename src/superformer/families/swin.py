@@ -6,8 +6,8 @@ never attended to."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Packed, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Packed, Pass, Step, Units, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, Widths, width
 from superformer.elastic.positions import lookup, remembered
 from superformer.elastic.transformer import Attention, Block, Mlp
 from superformer.families.network import Pyramid, StageModule
 from superformer.kernels.attention import attend, cut, halved, join, pad, padded, unpack
 from superformer.space import Space
+from superformer.space.arch import Arch, Values
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures
 
@@ -146,6 +147,9 @@ class WindowAttention(Attention):
         assert self.qkv is not None
         cost = self.qkv.cost(widths, seen) + self.proj.cost(widths, tokens)
         return cost + Cost(2 * seen * side * side * width(self.inner, widths), (2 * window - 1) ** 2 * heads)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.heads((self.inner, self.columns), self.heads),)
 
 
 class WindowBlock(Block):
@@ -316,3 +320,14 @@ class Swin(Pyramid):
 
     def exit_cost(self, widths: Mapping[Axis, Count], values: Mapping[str, Count], size: tuple[Count, Count]) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)
+
+    @classmethod
+    def rescaled(cls, arch: Arch, size: int) -> Arch:
+        """Windows grow with the pictures, as S3's for 384 pixels did (7 became 12, 14 became 24)."""
+        stages = []
+        for stage in arch.stages:
+            blocks = [
+                Values({**b, "window": max(1, round(int(b["window"]) * size / arch.resolution))}) for b in stage.blocks
+            ]
+            stages.append(replace(stage, blocks=tuple(blocks)))
+        return replace(arch, resolution=size, stages=tuple(stages))

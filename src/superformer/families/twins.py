@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, Step, View, fixed
+from superformer.elastic.axis import Axis, Pass, Step, Units, View, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Widths, width
 from superformer.elastic.transformer import Cell, Mlp, Phase
@@ -53,6 +53,9 @@ class SpatialAttention(nn.Module):
 
     def scale(self, view: View, heads: int) -> float:
         return float((view[self.inner].width // heads) ** -0.5)
+
+    def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
+        return (Units.heads((self.inner,), heads),)
 
 
 class LocalAttention(SpatialAttention):

@@ -149,6 +149,7 @@ class VitRes(Pyramid):
     patch = PATCH
     maskable = True
     training_only = ("patch_head.",)
+    patch_head_possible = True
 
     def __init__(
         self,

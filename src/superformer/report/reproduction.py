@@ -9,11 +9,10 @@ import time
 
 import superformer
 from superformer.cost import cost
-from superformer.cost.latency import machine
 from superformer.errors import SuperformerError
+from superformer.machine import machine
 from superformer.recipes import names, resolve
-from superformer.recipes import settings as methods
-from superformer.recipes.settings import Options
+from superformer.recipes.search import Options, method_settings
 from superformer.report.inputs import Inputs, Row, large
 from superformer.report.markup import Section, command, pairs, paragraph, several, table, tag
 from superformer.settings import amount
@@ -152,7 +151,7 @@ def _search(inputs: Inputs) -> list[str]:
     method = str(inputs.front.get("method"))
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
-        usual = methods.resolve(method, usual).model_dump(mode="json")
+        usual = method_settings(method, usual).model_dump(mode="json")
     except SuperformerError:
         usual = {}
     words += ["--method", method]

@@ -29,7 +29,7 @@ from pymoo.operators.crossover.pntx import TwoPointCrossover
 from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
-from superformer.recipes import settings as s
+from superformer.recipes import search as s
 from superformer.search import problem as pareto
 from superformer.search.methods import Proposer
 from superformer.search.problem import Floats, Problem, alive, canonical

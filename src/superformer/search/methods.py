@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes import settings as s
-from superformer.recipes.settings import KINDS, resolve
+from superformer.recipes import search as s
+from superformer.recipes.search import METHODS, method_settings
 from superformer.search import problem as pareto
 from superformer.search.problem import Flags, Floats, Problem, canonical
-from superformer.settings import Part
+from superformer.settings import SettingsBase
 from superformer.space import Genes, Space
 from superformer.space.sampling import clear
 
@@ -196,24 +196,24 @@ _HOMES: dict[str, str | Callable[[Problem, Any], Method]] = {
 
 def names() -> list[str]:
     """The methods there are."""
-    return list(KINDS)
+    return list(METHODS)
 
 
-def register(name: str, settings: type[Part], make: Callable[[Problem, Any], Method]) -> None:
+def register(name: str, settings: type[SettingsBase], make: Callable[[Problem, Any], Method]) -> None:
     """Add a method: ``make(problem, settings)``."""
-    if name in KINDS:
+    if name in METHODS:
         raise SuperformerError(f"there is a search method {name!r} already")
-    KINDS[name], _HOMES[name] = settings, make
+    METHODS[name], _HOMES[name] = settings, make
 
 
-def method(problem: Problem, which: str | Part, **changes: Any) -> Method:
+def method(problem: Problem, which: str | SettingsBase, **changes: Any) -> Method:
     """A method by its name, with changes to its settings, or by its settings: ``method(problem, "evolution",
     preset="vit-resnas")``."""
-    if isinstance(which, Part):
-        name = next((n for n, kind in KINDS.items() if type(which) is kind), type(which).__name__)
-        settings = resolve(name, {**which.model_dump(), **changes})
+    if isinstance(which, SettingsBase):
+        name = next((n for n, kind in METHODS.items() if type(which) is kind), type(which).__name__)
+        settings = method_settings(name, {**which.model_dump(), **changes})
     else:
-        name, settings = which, resolve(which, changes)
+        name, settings = which, method_settings(which, changes)
     home = _HOMES[name]
     if isinstance(home, str):
         module, _, attribute = home.partition(":")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.recipes import settings as s
+from superformer.recipes import search as s
 from superformer.search import problem as pareto
 from superformer.search.evolution import pairs
 from superformer.search.methods import Proposer

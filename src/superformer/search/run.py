@@ -21,10 +21,9 @@ from superformer.evaluation.evaluator import TOGETHER, Evaluator, Score
 from superformer.evaluation.evaluator import number as copies
 from superformer.evaluation.prefix_tree import alike
 from superformer.evaluation.trained_run import Opened
-from superformer.progress import Clock, Tell, deferred, quiet, teller
-from superformer.recipes import settings as words
-from superformer.runs import folder as provenance
-from superformer.runs.folder import Run
+from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
+from superformer.recipes.search import split_options
+from superformer.runs.folder import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import front
 from superformer.search.history import History
@@ -77,7 +76,7 @@ def shown(found: Iterator[Told], console: Console) -> Iterator[Told]:
     """The same, with its progress; Ctrl-C stops between two groups of candidates."""
     progress, known, best = Progress(console), 0, 0.0
     try:
-        with deferred() as interrupt:
+        with deferred_interrupts() as interrupt:
             for told in found:
                 known, best = (
                     known + len(told.archs),
@@ -165,14 +164,14 @@ def search(
 
     ``limits``: (low, high) of macs, params, latency (in seconds), throughput (pictures a second) and memory (bytes).
     ``which`` method, if not that of the recipe; ``changes`` of its settings or of
-    `superformer.recipes.settings.Options`."""
+    `superformer.recipes.search.Options`."""
     world = World.join()
     own = quiet(console if world.first else None)
     tell = teller(own)
     try:
         run = Run.open(folder)
-        run.trained()
-        options, rest = words.split(changes or {})
+        run.require_trained()
+        options, rest = split_options(changes or {})
         with run.lock() if world.first else nullcontext():
             task = ready(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
@@ -180,7 +179,7 @@ def search(
             task.problem.check()  # before anything is read
             opened = Opened.of(run, task.net, device=world.device)
             if world.first:
-                provenance.note(run.folder)
+                note_command(run.folder)
             found = _found(task, opened, world, own, tell)
             if world.first:
                 files.write(run.front_file, json.dumps(found, indent=1))

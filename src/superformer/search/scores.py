@@ -14,7 +14,7 @@ from superformer.cost import cost
 from superformer.evaluation.evaluator import Evaluator, Race, Score, sides_of
 from superformer.evaluation.prefix_tree import alike
 from superformer.evaluation.trained_run import Opened
-from superformer.recipes.settings import Options
+from superformer.recipes.search import Options
 from superformer.runs.processes import World
 from superformer.search import problem as pareto
 from superformer.search.history import Evaluation, History
