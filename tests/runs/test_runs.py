@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from helpers.training import recipe, superformer
+from safetensors.torch import load_file
 
 from superformer.errors import SuperformerError
 from superformer.runs.folder import COMMANDS, last_command, overview

@@ -19,12 +19,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from superformer import data
-from superformer.errors import StoppedError
-from superformer.recipes import RecipeError, resolve, space_of
+from superformer.errors import StoppedError, SuperformerError
+from superformer.recipes import RecipeError, names, resolve, space_of
 from superformer.runs.folder import Run, RunError
 from superformer.runs.processes import World
 from superformer.runs.storage import list_checkpoints, load_supernet
-from superformer.train.loop import build_trainer, train
+from superformer.train.loop import build_trainer, recipe_skeleton, train
+from superformer.train.optimizer import unmatched
+from superformer.train.retrain import retrain
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +321,37 @@ def test_a_recipe_says_how_many_threads_train(tmp_path: Path, monkeypatch: pytes
         train(recipe(tmp_path), "digits", tmp_path / "run", f"train.threads={threads}")
     assert seen == [2, 1]
     assert torch.get_num_threads() == before
+
+
+# --- words of no_decay that match nothing ---
+
+
+def test_words_that_match_no_weight_are_refused(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(SuperformerError, match=r"optimizer.no_decay.*'relative_bia'.*did you mean 'relative_bias'"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "optimizer.no_decay=[qkv, relative_bia]")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_has_words_that_match(name: str) -> None:
+    recipe = resolve(name)
+    assert unmatched(recipe.optimizer.no_decay, recipe_skeleton(recipe, 10)) == []
+
+
+def test_an_old_run_with_such_a_word_goes_on(finished: Path, tmp_path: Path) -> None:
+    """Recipes once had such words. Given without it now, or with it, the run goes on, and so does what is retrained of
+    it; words that mean something still may not change."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    run, path = Run(tmp_path / "run"), str(finished / "tiny.yaml")
+    run.recipe_file.write_text(run.recipe_file.read_text().replace("no_decay: []", "no_decay:\n  - bias_table"))
+    assert run.recipe().optimizer.no_decay == ("bias_table",)
+    for words in ((), ("optimizer.no_decay=[bias_table]",)):
+        run.supernet_file.unlink()
+        list_checkpoints(run.checkpoints)[-1].unlink()
+        train(path, "digits", run.folder, *words)
+        assert same(finished / "run", run.folder) or torch.get_num_threads() != 1
+    with pytest.raises(RunError, match=r"optimizer.no_decay: \[.bias_table.\] before, \[.qkv.\] now"):
+        train(path, "digits", run.folder, "optimizer.no_decay=[qkv]")
+    retrain(run.folder, "smallest", "train.epochs=0.1")
+    with pytest.raises(SuperformerError, match="has 'fc3' in its name"):
+        retrain(run.folder, "smallest", "weights=scratch", "train.epochs=0.1", "optimizer.no_decay=[fc3]")

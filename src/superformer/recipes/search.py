@@ -89,11 +89,7 @@ class Exhaustive(SettingsBase):
 
 SearchMethod = Evolution | Nsga2 | Predictor | Random | Exhaustive
 METHODS: dict[str, type[SettingsBase]] = {
-    "evolution": Evolution,
-    "nsga2": Nsga2,
-    "predictor": Predictor,
-    "random": Random,
-    "exhaustive": Exhaustive,
+    kind.model_fields["method"].default: kind for kind in (Evolution, Nsga2, Predictor, Random, Exhaustive)
 }
 
 

@@ -85,15 +85,9 @@ def save_network(
         raise SuperformerError(f"this is a supernet of {net.space.size:.3g} architectures: store net.extract(arch)")
     if classes and len(classes) != net.num_classes:
         raise SuperformerError(f"{len(classes)} names were given for the {net.num_classes} classes of the network")
-    config = {
-        "arch": json.loads(net.space.smallest().to_json()),
-        "num_classes": net.num_classes,
-        "in_chans": net.in_chans,
-        "classes": list(classes),
-        "mean": list(mean),
-        "std": list(std),
-        **prepared,
-    }
+    arch = json.loads(net.space.smallest().to_json())
+    config = {"arch": arch, "num_classes": net.num_classes, "in_chans": net.in_chans, "classes": list(classes)}
+    config |= {"mean": list(mean), "std": list(std), **prepared}
     folder = Path(folder)
     files.make_folder(folder)
     with files.disk_errors(folder):
