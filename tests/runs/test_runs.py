@@ -126,6 +126,7 @@ def test_mistakes_are_told_before_torch_is_imported(folder: Path) -> None:
     ]
     code = f"""
 import sys
+sys.argv[0] = "superformer"
 from superformer.cli import main
 for words in {mistakes}:
     sys.argv[1:] = words

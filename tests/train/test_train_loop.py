@@ -327,8 +327,8 @@ def test_a_recipe_says_how_many_threads_train(tmp_path: Path, monkeypatch: pytes
 
 
 def test_words_that_match_no_weight_are_refused(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(SuperformerError, match=r"optimizer.no_decay.*'relative_bia'.*did you mean 'relative_bias'"):
-        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "optimizer.no_decay=[qkv, relative_bia]")
+    with pytest.raises(SuperformerError, match=r"optimizer.no_decay.*'relative_bais'.*did you mean 'relative_bias'"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "optimizer.no_decay=[qkv, relative_bais]")
     assert not (tmp_path / "run").exists()
 
 

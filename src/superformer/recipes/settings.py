@@ -37,7 +37,7 @@ class Data(SettingsBase):
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
-    repeats: int = Field(1, ge=1, description="repeated augmentation: times that a picture appears in an epoch")
+    repeats: int = Field(1, ge=1, description="repeated augmentation: times a picture appears, of as many fewer")
     workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
     memory: float = Field(
         2.0, ge=0, description="gigabytes of decoded pictures kept; larger sets are decoded each time"
