@@ -103,7 +103,7 @@ def test_words_of_a_race():
 )
 def test_moved_copies(words, n):
     """As training moves pictures: black comes in, and what is in the middle stays."""
-    augment = "timm" if words == "mirror" else words.split_options()[0]
+    augment = "timm" if words == "mirror" else words.split()[0]
     changes = {"augment": augment, "shift": 0.25, "mirror": 0.5 * ("mirror" in words)}
     settings = sf.recipe("s3-laptop").data.model_copy(update=changes)
     x = torch.full((2, 3, 8, 8), -1.0)  # black: mean and deviation are a half
