@@ -24,7 +24,7 @@ from superformer import data
 from superformer.data import Batch
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.runs.processes import World
-from superformer.train.loop import prepare
+from superformer.train.loop import build_trainer
 from superformer.train.sampling import Turn
 from superformer.train.step import Trainer
 
@@ -45,7 +45,7 @@ def batch(n: int, size: int = 224) -> Batch:
 
 def fixed(recipe: Recipe, chosen: list[sf.Arch]) -> Trainer:
     """A trainer whose every step trains the same networks, the first of which is the largest."""
-    trainer = prepare(recipe, space_of(recipe), CLASSES, 100, 10, World())
+    trainer = build_trainer(recipe, space_of(recipe), CLASSES, 100, 10, World())
     turns = [Turn((chosen[0],), role="largest"), *(Turn((a,)) for a in chosen[1:])]
     trainer.sampler.turns = lambda step: turns  # type: ignore[method-assign]
     return trainer
@@ -123,7 +123,7 @@ def waiting() -> None:
         recipe = resolve(name)
         space = space_of(recipe)
         found = data.load("digits", recipe.data, space.img_size)
-        trainer = prepare(recipe, space, found.classes, 100, 20, World())
+        trainer = build_trainer(recipe, space, found.classes, 100, 20, World())
         batches = data.train_batches(
             found.train, recipe.data, recipe.mix, space.img_size, seed=0, epoch=0, batch_size=64
         )

@@ -29,7 +29,7 @@ from superformer.search.run import search
 from superformer.search.space_evolution import dimensions, evolve_space
 from superformer.space import Space
 from superformer.space.arch import Arch
-from superformer.train.retrain import handed_over, retrain
+from superformer.train.retrain import network_to_export, retrain
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     with _part(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
         _compare(folder, found, pace, console)
     with _part(console, "4. Export the network, and measure it"):
-        proof = export(handed_over(folder), folder / "export" / "onnx", "onnx", console)
+        proof = export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)
         console.print(f"{proof}", highlight=False, soft_wrap=True)
         bench(str(folder), ("eager", "onnx"), which=("model", "largest"), batches=(1, 32), seconds=0.3, console=console)
     with _part(console, "5. The report"):

@@ -23,8 +23,7 @@ class InfeasibleError(SuperformerError):
 
 
 class StoppedError(RuntimeError):
-    """Work that could not go on, through no mistake in what was asked; the message says what happened and what to
-    do."""
+    """Work that could not go on, through no mistake in what was asked; the message says why and what to do."""
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> SpaceError:

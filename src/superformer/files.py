@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> None:
 def write_by(path: Path, writer: Callable[[Path], object]) -> None:
     """Let ``writer`` write a file under a temporary name, then give it its own."""
     partial = path.with_name(path.name + PARTIAL)
-    with storage(path):
+    with disk_errors(path):
         try:
             writer(partial)
             with open(partial, "rb+") as file:
@@ -37,19 +37,21 @@ def write_by(path: Path, writer: Callable[[Path], object]) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        _flush_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)  # flushed, too: the new name is on the disk
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it lies in, unless it is there."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def storage(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into errors that say what to do."""
     try:
         yield
@@ -58,11 +60,12 @@ def storage(path: Path) -> Iterator[None]:
         code = int(number[1]) if number else getattr(error, "errno", None)
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoppedError(
-                f"the disk is full: {path} could not be written. Nothing is lost: free some space and run the same command again, "
-                "it goes on from the last checkpoint"
+                f"the disk is full: {path} could not be written. Nothing is lost: free some space and run the same "
+                "command again, it goes on from the last checkpoint"
             ) from error
         if code in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise SuperformerError(
-                f"{path} cannot be written (no permission, or a read-only disk): choose another folder, or change its permissions"
+                f"{path} cannot be written (no permission, or a read-only disk): choose another folder, or change its "
+                "permissions"
             ) from error
         raise StoppedError(f"{path} could not be written: {error}") from error

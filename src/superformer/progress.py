@@ -14,7 +14,7 @@ from rich.console import Console
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-LINES = 10.0
+LOG_SECONDS = 10.0
 """Seconds between the lines of a log that say how far something is."""
 
 
@@ -41,7 +41,7 @@ class Clock:
         return time.monotonic() - self.start
 
     def due(self) -> bool:
-        if time.monotonic() - self.told < LINES:
+        if time.monotonic() - self.told < LOG_SECONDS:
             return False
         self.told = time.monotonic()
         return True
@@ -66,8 +66,7 @@ def each(items: Sequence[T], what: str, console: Console | None) -> Iterator[T]:
 
 @contextmanager
 def doing(console: Console | None, what: str = "") -> Iterator[Tell]:
-    """What is being done, as one live line on a terminal; elsewhere only ``what``, if there is any. The other lines
-    replace it."""
+    """What is being done, as one live line on a terminal that later ones replace; elsewhere only ``what``."""
     shown = quiet(console)
     if shown.is_terminal:
         with shown.status(what) as status:
@@ -78,11 +77,8 @@ def doing(console: Console | None, what: str = "") -> Iterator[Tell]:
     yield lambda text: None
 
 
-# Ctrl-C and SIGTERM between two steps instead of inside one, so that what is saved is whole.
-
-
 class Interrupt:
-    """Whether someone asked to stop. A second Ctrl-C stops at once."""
+    """Whether someone asked to stop, by Ctrl-C or SIGTERM. A second Ctrl-C stops at once."""
 
     asked = False
 
@@ -93,8 +89,8 @@ class Interrupt:
 
 
 @contextmanager
-def deferred() -> Iterator[Interrupt]:
-    """Signals are noted, for the loop to look at after each step."""
+def deferred_interrupts() -> Iterator[Interrupt]:
+    """Signals are noted, for the loop to look at after each step: what is saved between two steps is whole."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

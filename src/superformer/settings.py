@@ -1,5 +1,5 @@
-"""The base of all settings, and how they are read: a mistake is answered with the key, what it is, and what is
-possible."""
+"""How settings and numbers are read, and numbers written for people: a mistake is answered with the key, what it is,
+and what is possible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from superformer.errors import SuperformerError, nearest
 
+Runtime = Literal["eager", "compiled", "onnx"]
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+"""What runs networks: torch as it is, torch.compile, ONNX Runtime."""
 
-class Part(BaseModel):
-    """A part of a recipe: a key that does not exist is an error, and what was read does not change."""
+
+class SettingsBase(BaseModel):
+    """The base of all settings: a key that does not exist is an error, and what was read does not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -35,16 +39,16 @@ class Part(BaseModel):
     @classmethod
     def unknown(cls, key: str, parents: list[str], where: str) -> str:
         """What to say of a key that does not exist."""
-        part: Any = cls
+        section: Any = cls
         for parent in parents:
-            field = getattr(part, "model_fields", {}).get(parent)
-            part = field.annotation if field is not None else None
+            field = getattr(section, "model_fields", {}).get(parent)
+            section = field.annotation if field is not None else None
         here = "".join(f"{p}." for p in parents)
-        known = [f"{here}{name}" for name in getattr(part, "model_fields", {})]
+        known = [f"{here}{name}" for name in getattr(section, "model_fields", {})]
         return f"{where}: there is no setting {here + key!r}: {nearest(here + key, known)}"
 
 
-def word(text: str, error: type[SuperformerError] = SuperformerError) -> tuple[str, Any]:
+def read_key_value(text: str, error: type[SuperformerError] = SuperformerError) -> tuple[str, Any]:
     """The key and the value of a ``key=value`` word; values are YAML."""
     key, equals, value = text.partition("=")
     if not equals:
@@ -55,12 +59,7 @@ def word(text: str, error: type[SuperformerError] = SuperformerError) -> tuple[s
         raise error(f"{text!r} cannot be read: {' '.join(str(problem).split())}") from problem
 
 
-# Numbers for people to read and to write.
-
-
-AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
-BYTES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
-TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+# --- numbers for people ---
 
 
 def amount(value: float) -> str:
@@ -71,20 +70,23 @@ def amount(value: float) -> str:
 
 def read_amount(text: str, what: str) -> float:
     """600M, 1.5G, 5e6, 12."""
-    return _read(text, AMOUNTS, f"{what} must be a number such as 600M, 1.5G or 2e6, not {text!r}")
+    units = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+    return _in_units(text, units, f"{what} must be a number such as 600M, 1.5G or 2e6, not {text!r}")
 
 
 def read_bytes(text: str, what: str) -> float:
     """20MB, 1.5GiB, 500kB."""
-    return _read(text, BYTES, f"{what} must be an amount of memory such as 20MB or 1.5GiB, not {text!r}")
+    units = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+    return _in_units(text, units, f"{what} must be an amount of memory such as 20MB or 1.5GiB, not {text!r}")
 
 
 def read_seconds(text: str, what: str) -> float:
     """20ms, 0.5s, 300us."""
-    return _read(text, TIMES, f"{what} must be a time such as 20ms or 0.5s, not {text!r}")
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+    return _in_units(text, units, f"{what} must be a time such as 20ms or 0.5s, not {text!r}")
 
 
-def _read(text: str, units: dict[str, float], complaint: str) -> float:
+def _in_units(text: str, units: dict[str, float], complaint: str) -> float:
     found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     try:
         if found is None or found[2] not in units or float(found[1]) <= 0:
@@ -92,10 +94,3 @@ def _read(text: str, units: dict[str, float], complaint: str) -> float:
         return float(found[1]) * units[found[2]]
     except ValueError:
         raise SuperformerError(complaint) from None
-
-
-# --- what runs networks ---
-
-Runtime = Literal["eager", "compiled", "onnx"]
-RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-"""torch as it is, torch.compile, ONNX Runtime."""

@@ -17,13 +17,13 @@ from helpers.strategies import FAMILIES, SMALL, spaces_with_archs
 from helpers.training import recipe
 from hypothesis import given, settings
 from rich.console import Console
+from superformer.cost.machine import machine
 from torch import Tensor, nn
 
 import superformer as sf
 from superformer.analysis import bench as module
 from superformer.analysis.bench import MOST, bench, networks, summary, written_by_timm
 from superformer.cost.latency import Job, measure_jobs
-from superformer.cost.machine import machine
 from superformer.cost.runtimes import pictures, runners
 from superformer.errors import SuperformerError
 from superformer.evaluation.trained_run import TrainedRun

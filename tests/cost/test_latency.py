@@ -16,13 +16,13 @@ import torch
 from helpers.strategies import spaces_with_archs
 from hypothesis import given
 from hypothesis import strategies as st
+from superformer.cost.machine import machine
 from torch import Tensor, nn
 
 from superformer.cost import cost, latency_table
 from superformer.cost import latency as timing
 from superformer.cost.latency import LEAST, TURN, WARM_UP, Progress, measure, measure_in_turn
 from superformer.cost.latency_table import Fit, LatencyError, LatencyTable, Timer
-from superformer.cost.machine import machine
 from superformer.errors import SuperformerError
 from superformer.recipes import names, resolve, space_of
 from superformer.space import Space

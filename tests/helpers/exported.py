@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 import superformer as sf
-from superformer.runs.storage import Stored
+from superformer.runs.storage import StoredNetwork
 from superformer.space import Space, Stage, ratio, times
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
@@ -65,7 +65,7 @@ SPACES = {
 }
 
 
-def stored(name: str, seed: int = 0) -> Stored:
+def stored(name: str, seed: int = 0) -> StoredNetwork:
     """One of the networks. Nothing in it is as it began: scales of 1e-4 and norms of zero would hide what they
     multiply."""
     net = sf.model(SPACES[name].smallest(), len(CLASSES), seed=seed).eval()
@@ -75,4 +75,4 @@ def stored(name: str, seed: int = 0) -> Stored:
             if tensor.is_floating_point():
                 noise = 0.3 * torch.randn(tensor.shape, generator=rng)
                 tensor.add_(noise.abs() if key.endswith("running_var") else noise)
-    return Stored(net, CLASSES, MEAN, STD, {"crop": CROP})
+    return StoredNetwork(net, CLASSES, MEAN, STD, {"crop": CROP})

@@ -29,7 +29,7 @@ from superformer.families.timm_api import _taken
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
 from superformer.kernels.convolution import patches
-from superformer.runs.storage import Stored, load_network, save_network
+from superformer.runs.storage import StoredNetwork, load_network, save_network
 from superformer.space.schema import FAMILIES
 
 SMALLEST = "vit"
@@ -98,7 +98,7 @@ def test_our_loader_reads_timm_folders(tmp_path: Path) -> None:
 
 def test_what_training_alone_uses_is_left_out(tmp_path: Path) -> None:
     net = sf.model(SPACES["vit_res"].smallest(), 5, patch_head=True).eval()
-    assert export(Stored(net), tmp_path / "timm", "timm").difference == 0
+    assert export(StoredNetwork(net), tmp_path / "timm", "timm").difference == 0
 
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {f: f.read_bytes() for f in own.iterdir()}
     cases = [
         (network, "out", "onyx", "unknown format 'onyx': did you mean 'onnx'"),
-        (Stored(sf.supernet("vitas-block", 10)), "out", "onnx", "supernet of"),
+        (StoredNetwork(sf.supernet("vitas-block", 10)), "out", "onnx", "supernet of"),
         (network, "file", "timm", "is a file"),
         (network, "model", "timm", "holds another network"),
         (network, "model", "hf", "holds another network"),

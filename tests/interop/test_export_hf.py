@@ -23,7 +23,7 @@ from superformer.data.augment import EvalTransform
 from superformer.interop import huggingface as hf
 from superformer.interop import onnx
 from superformer.interop.export import export
-from superformer.runs.storage import Stored
+from superformer.runs.storage import StoredNetwork
 
 pytestmark = pytest.mark.xdist_group("export_hf")  # one clean process for all
 PAGE = Path(__file__).parents[2] / "docs" / "exporting.md"
@@ -147,7 +147,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return out | {"expected": CLASSES[int(np.load(folder / f"{SHOWN}.npz")["class"])]}
 
 
-def save_answers(file: Path, network: Stored, decoded: torch.Tensor) -> None:
+def save_answers(file: Path, network: StoredNetwork, decoded: torch.Tensor) -> None:
     """What superformer computes of a network, for random pictures and for the one in the folder."""
     size = network.net.space.smallest().resolution
     x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import superformer as sf
-from superformer.recipes import RecipeError, check, differences, dump, names, parse, resolve, space_of
+from superformer.recipes import RecipeError, differences, dump, from_tree, names, parse_yaml, resolve, space_of
 
 PAPERS = ["nasvit", "s3", "vit-resnas", "vitas-deit", "vitas-twins", "vitas-v1"]
 
@@ -19,7 +19,7 @@ def test_every_paper_has_both_scales():
 def test_a_recipe_is_well_formed_and_survives_its_file(name):
     recipe = resolve(name)
     assert recipe.name == name
-    assert check(parse(dump(recipe), name), name) == recipe
+    assert from_tree(parse_yaml(dump(recipe), name), name) == recipe
     space = space_of(recipe)
     assert space.size > 1000
     assert sf.cost(space, [space.smallest()], num_classes=10).macs[0] > 0

@@ -14,8 +14,7 @@ from helpers.training import recipe, superformer
 from safetensors.torch import load_file
 
 from superformer.errors import SuperformerError
-from superformer.runs import folder as provenance
-from superformer.runs import folder as runs
+from superformer.runs.folder import COMMANDS, last_command, overview
 from superformer.train.loop import train
 
 
@@ -30,31 +29,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_are_listed_and_compared(folder: Path) -> None:
-    rows, lines = runs.overview([folder])
+    rows, lines = overview([folder])
     assert [Path(row["run"]).name for row in rows] == ["one", "two"]
     assert {row["state"] for row in rows} == {"trained"}
     assert all(0 <= row["best"] <= 1 and row["of"] == "search" for row in rows)
     assert lines == []
-    _, lines = runs.overview([folder / "one", folder / "two"])
+    _, lines = overview([folder / "one", folder / "two"])
     assert len(lines) == 1
     assert "optimizer.lr: 0.002 there, 0.001 here" in lines[0]
     with pytest.raises(SuperformerError, match="there are no runs"):
-        runs.overview([folder / "one" / "checkpoints"])
+        overview([folder / "one" / "checkpoints"])
 
 
 def test_the_command_is_noted_and_gone_on_with(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "runs")
-    noted = provenance.last(folder / "one")
+    noted = last_command(folder / "one")
     assert noted is not None
     assert noted["words"][0] == "train"
     assert noted["torch"]
-    assert provenance.last(folder / "two") is None  # a call of the library, not a command
+    assert last_command(folder / "two") is None  # a call of the library, not a command
     (folder / "one" / "supernet.safetensors").unlink()
     again = superformer("resume", "--run", str(folder / "one"), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     one, two = (load_file(f / "one" / "supernet.safetensors") for f in (folder, tmp_path / "runs"))
     assert all(torch.equal(one[key], two[key]) for key in one)
-    assert len((folder / "one" / provenance.FILE).read_text().splitlines()) == 1
+    assert len((folder / "one" / COMMANDS).read_text().splitlines()) == 1
     refused = superformer("resume", "--run", str(folder / "two"))
     assert refused.returncode == 2
     assert "give the words that began it" in refused.stderr
@@ -127,6 +126,7 @@ def test_mistakes_are_told_before_torch_is_imported(folder: Path) -> None:
     ]
     code = f"""
 import sys
+sys.argv[0] = "superformer"
 from superformer.cli import main
 for words in {mistakes}:
     sys.argv[1:] = words

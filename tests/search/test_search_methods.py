@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import KINDS, Evolution, Part
+from superformer.recipes.search import METHODS
+from superformer.recipes.settings import Evolution, Part
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
@@ -194,4 +195,4 @@ def test_a_method_of_ones_own(known):
         with pytest.raises(SuperformerError, match="already"):
             register("mine", Mine, One)
     finally:
-        KINDS.pop("mine")
+        METHODS.pop("mine")

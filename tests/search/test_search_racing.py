@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Score, count_copies, varied_copies
-from superformer.recipes.settings import Options, split
+from superformer.recipes.search import Options
 from superformer.search import method, pareto
 from superformer.search import scores as racing
 from superformer.search.scores import agreed, race, ranked

@@ -15,8 +15,9 @@ from superformer.errors import SuperformerError
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.runs.folder import Run
 from superformer.runs.storage import load_network, load_supernet
+from superformer.space.schema import family
 from superformer.train.loop import train
-from superformer.train.retrain import at_size, handed_over, retrain
+from superformer.train.retrain import network_to_export, retrain
 
 
 def test_inherited_finetuned_and_scratch(searched: Path) -> None:
@@ -72,8 +73,9 @@ def test_larger_pictures(searched: Path) -> None:
 
 def test_sizes_of_published_networks() -> None:
     small, large = (sf.model(name).space.smallest() for name in ("s3_small", "s3_small_384"))
-    assert at_size(small, 384) == large
-    assert at_size(small, 224) is small
+    swin = family(small.family)
+    assert swin.rescaled(small, 384) == large
+    assert swin.rescaled(small, 224) == small
 
 
 def test_a_stopped_retraining_goes_on(searched: Path) -> None:
@@ -106,10 +108,10 @@ def test_mistakes(searched: Path, which: str, word: str, says: str) -> None:
     assert sorted(searched.rglob("*")) == before
 
 
-def test_what_is_handed_over(searched: Path) -> None:
+def test_what_is_network_to_export(searched: Path) -> None:
     with pytest.raises(SuperformerError, match="superformer retrain"):
-        handed_over(searched)
-    assert handed_over(searched, "largest").net.space.smallest() == Run.open(searched).space().largest()
+        network_to_export(searched)
+    assert network_to_export(searched, "largest").net.space.smallest() == Run.open(searched).space().largest()
 
 
 def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> None:

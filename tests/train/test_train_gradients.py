@@ -108,7 +108,7 @@ def test_kept_gradients_outlive_the_step_and_memory_is_used_again():
     """A supernet writes the next gradients into the same memory: what is kept must be a copy, and in the same place at
     every step."""
     net = sf.supernet(SPACE, 5)
-    kept, before = gradients.Kept(), None
+    kept, before = gradients.GradientMemory(), None
     for seed in range(3):
         net.zero_grad()
         backward(net, SPACE.largest(), seed)
@@ -131,7 +131,7 @@ def test_a_clean_slate_after_parameters_that_kept_the_largest_s():
     """Where only the largest has a gradient, ``.grad`` is the kept tensor; the next step starts from nothing all the
     same."""
     net = sf.supernet(SPACE, 5)
-    kept = gradients.Kept()
+    kept = gradients.GradientMemory()
     grads = []
     for _ in range(2):
         net.zero_grad()
@@ -149,7 +149,7 @@ def test_frozen_parameters_are_left_out():
     net = sf.supernet(SPACE, 5)
     net.head.requires_grad_(False)
     backward(net, SPACE.largest(), 0)
-    params, own = gradients.trainable(net), gradients.Kept().keep(net)
+    params, own = gradients.trainable(net), gradients.GradientMemory().keep(net)
     assert len(params) == len(own) == len(list(net.parameters())) - 2
     gradients.combine(params, own)
     assert "head" not in gradients.conflict(net, own)["layers"]
@@ -232,4 +232,4 @@ def test_no_gradients_no_conflict():
 
 def test_layers():
     names = ("stages.1.blocks.3.attn.qkv.weight", "stages.1.enter.norm.bias", "head.weight", "stem_norm.weight")
-    assert list(map(gradients.layer, names)) == ["stages.1.blocks.3", "stages.1.enter", "head", "stem_norm"]
+    assert list(map(gradients.layer_of, names)) == ["stages.1.blocks.3", "stages.1.enter", "head", "stem_norm"]

@@ -19,12 +19,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from superformer import data
-from superformer.errors import StoppedError
-from superformer.recipes import RecipeError, resolve, space_of
+from superformer.errors import StoppedError, SuperformerError
+from superformer.recipes import RecipeError, names, resolve, space_of
 from superformer.runs.folder import Run, RunError
 from superformer.runs.processes import World
-from superformer.runs.storage import listed, load_supernet
-from superformer.train.loop import prepare, train
+from superformer.runs.storage import list_checkpoints, load_supernet
+from superformer.train.loop import build_trainer, recipe_skeleton, train
+from superformer.train.optimizer import unmatched
+from superformer.train.retrain import retrain
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def test_killed_at_ten_moments_it_ends_with_the_same_weights(finished: Path, tmp
 
 def newest(run: Path) -> str:
     """The newest checkpoint's name."""
-    found = listed(run / "checkpoints")
+    found = list_checkpoints(run / "checkpoints")
     return found[-1].name if found else ""
 
 
@@ -111,7 +113,7 @@ def test_interrupted_it_says_how_to_go_on(finished: Path, tmp_path: Path) -> Non
         "train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run")
     )
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not listed(tmp_path / "run" / "checkpoints") and process.poll() is None:
+    while not list_checkpoints(tmp_path / "run" / "checkpoints") and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -127,7 +129,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     shutil.copytree(finished / "run", tmp_path / "run")
     (tmp_path / "run" / "supernet.safetensors").unlink()
-    newest = listed(tmp_path / "run" / "checkpoints")[-1]
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     whole = bytearray(newest.read_bytes())
     whole[len(whole) // 2] ^= 1
     newest.write_bytes(whole)
@@ -164,8 +166,8 @@ def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None
     shutil.copytree(finished / "run", tmp_path / "locked" / "run")
     run = tmp_path / "locked" / "run"
     (run / "supernet.safetensors").unlink()
-    listed(run / "checkpoints")[-1].unlink()
-    kept = {f.name: f.read_bytes() for f in listed(run / "checkpoints")}
+    list_checkpoints(run / "checkpoints")[-1].unlink()
+    kept = {f.name: f.read_bytes() for f in list_checkpoints(run / "checkpoints")}
     for folder in (tmp_path / "locked", run / "checkpoints"):
         folder.chmod(0o500)
     try:
@@ -188,7 +190,7 @@ def test_a_folder_that_cannot_be_written(finished: Path, tmp_path: Path) -> None
     finally:
         for folder in (tmp_path / "locked", run / "checkpoints"):
             folder.chmod(0o700)
-    assert {f.name: f.read_bytes() for f in listed(run / "checkpoints")} == kept
+    assert {f.name: f.read_bytes() for f in list_checkpoints(run / "checkpoints")} == kept
     assert not (tmp_path / "locked" / "new").exists()
 
 
@@ -300,7 +302,7 @@ def test_a_batch_in_two_parts_gives_the_same_step(finished: Path, rule: tuple[st
         )
         pictures = data.load("digits", own.data, 16)
         batches = data.train_batches(pictures.train, own.data, own.mix, 16, seed=0, epoch=0, batch_size=64)
-        trainer = prepare(own, space_of(own), pictures.classes, 20, 20, World())
+        trainer = build_trainer(own, space_of(own), pictures.classes, 20, 20, World())
         with batches:
             trainer.step(0, next(batches))
         grads.append({name: p.grad.clone() for name, p in trainer.net.named_parameters() if p.grad is not None})
@@ -319,3 +321,37 @@ def test_a_recipe_says_how_many_threads_train(tmp_path: Path, monkeypatch: pytes
         train(recipe(tmp_path), "digits", tmp_path / "run", f"train.threads={threads}")
     assert seen == [2, 1]
     assert torch.get_num_threads() == before
+
+
+# --- words of no_decay that match nothing ---
+
+
+def test_words_that_match_no_weight_are_refused(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(SuperformerError, match=r"optimizer.no_decay.*'relative_bais'.*did you mean 'relative_bias'"):
+        train(str(finished / "tiny.yaml"), "digits", tmp_path / "run", "optimizer.no_decay=[qkv, relative_bais]")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_has_words_that_match(name: str) -> None:
+    recipe = resolve(name)
+    assert unmatched(recipe.optimizer.no_decay, recipe_skeleton(recipe, 10)) == []
+
+
+def test_an_old_run_with_such_a_word_goes_on(finished: Path, tmp_path: Path) -> None:
+    """Recipes once had such words. Given without it now, or with it, the run goes on, and so does what is retrained of
+    it; words that mean something still may not change."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    run, path = Run(tmp_path / "run"), str(finished / "tiny.yaml")
+    run.recipe_file.write_text(run.recipe_file.read_text().replace("no_decay: []", "no_decay:\n  - bias_table"))
+    assert run.recipe().optimizer.no_decay == ("bias_table",)
+    for words in ((), ("optimizer.no_decay=[bias_table]",)):
+        run.supernet_file.unlink()
+        list_checkpoints(run.checkpoints)[-1].unlink()
+        train(path, "digits", run.folder, *words)
+        assert same(finished / "run", run.folder) or torch.get_num_threads() != 1
+    with pytest.raises(RunError, match=r"optimizer.no_decay: \[.bias_table.\] before, \[.qkv.\] now"):
+        train(path, "digits", run.folder, "optimizer.no_decay=[qkv]")
+    retrain(run.folder, "smallest", "train.epochs=0.1")
+    with pytest.raises(SuperformerError, match="has 'fc3' in its name"):
+        retrain(run.folder, "smallest", "weights=scratch", "train.epochs=0.1", "optimizer.no_decay=[fc3]")

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import superformer as sf
-from superformer.recipes.settings import Sampling
-from superformer.train import sampling as identity
-from superformer.train import sampling as warmup
+from superformer.recipes import Recipe
+from superformer.train import sampling
 from superformer.train.sampling import Sampler, Turn
 
 SMALL = sf.Space(
@@ -34,7 +33,14 @@ SKIPPED = replace(SMALL, name="skipped", stages=(replace(SMALL.stages[0], depth=
 
 
 def sampler(space: sf.Space, sharing: str = "ordinal", seed: int = 0, steps: int = 1000, **given: object) -> Sampler:
-    return Sampler(space, Sampling(**given), sharing=sharing, num_classes=10, seed=seed, total_steps=steps)
+    return Sampler(space, recipe_with(sharing, seed, **given), num_classes=10, total_steps=steps)
+
+
+def recipe_with(sharing: str = "ordinal", seed: int = 0, **given: object) -> Recipe:
+    return Recipe.read(
+        {"name": "small", "space": {}, "train": {"epochs": 1}, "sharing": sharing, "seed": seed, "sampling": given},
+        "tests",
+    )
 
 
 # --- rules ---
@@ -177,9 +183,9 @@ def test_limits_of_a_sandwich_leave_its_ends():
 def test_the_released_warm_up_schedule():
     schedule = json.loads((FIXTURES / "vit_resnas" / "warmup_schedule.json").read_text())["schedule"]
     for n, epochs in schedule.items():
-        assert [warmup.enabled(int(n), epoch, 30) for epoch in range(33)] == [count for count, _ in epochs]
+        assert [sampling.enabled(int(n), epoch, 30) for epoch in range(33)] == [count for count, _ in epochs]
     stage = sf.space("vit-resnas-tiny").stages[0]
-    assert [warmup.skip(stage, epoch, 30) for epoch in (0, 19, 20, 29, 30)] == pytest.approx(
+    assert [sampling.skip_probability(stage, epoch, 30) for epoch in (0, 19, 20, 29, 30)] == pytest.approx(
         [0, 0, 1 / 3, 1 / 3, 1 / 2]
     )
 
@@ -188,7 +194,7 @@ def test_the_released_warm_up_schedule():
 def test_the_warm_up_admits_only_the_largest(space, length, data):
     """Every choice and every depth is among the largest ones that are enabled; the whole space at the end."""
     step = data.draw(st.integers(0, length))
-    part = warmup.narrowed(space, step, length)
+    part = sampling.warmup_space(space, step, length)
     if step == 0:
         assert part.size == 1
         assert part.largest() == space.largest()
@@ -204,15 +210,15 @@ def test_the_warm_up_admits_only_the_largest(space, length, data):
                 idle[:, column] |= ~stage.active.any(1) if stage.stage.tied else ~stage.active[:, p]
     for column, bound in enumerate(space.bounds):
         if column in free:
-            assert warmup.enabled(4, step, length) > 2 or genes[:, column].all()
+            assert sampling.enabled(4, step, length) > 2 or genes[:, column].all()
         else:
-            lowest = bound - warmup.enabled(bound, step, length)
+            lowest = bound - sampling.enabled(bound, step, length)
             assert (genes[~idle[:, column], column] >= lowest).all()
 
 
 @given(spaces)
 def test_the_warm_up_grows(space):
-    sizes = [warmup.narrowed(space, step, 20).size for step in range(21)]
+    sizes = [sampling.warmup_space(space, step, 20).size for step in range(21)]
     assert sizes == sorted(sizes)
     assert sizes[-1] == space.size
 
@@ -221,7 +227,9 @@ def test_skippable_blocks_in_the_warm_up():
     """Half the final odds first: 1/3 on the way to 1/2, 1/9 on the way to 1/5."""
     for final, between in ((1 / 2, 1 / 3), (1 / 5, 1 / 9)):
         space = replace(SKIPPED, stages=(replace(SKIPPED.stages[0], depth=2, skip=final),))
-        assert [warmup.skip(space.stages[0], step, 30) for step in (19, 20, 30)] == pytest.approx([0, between, final])
+        assert [sampling.skip_probability(space.stages[0], step, 30) for step in (19, 20, 30)] == pytest.approx(
+            [0, between, final]
+        )
         own = sampler(space, warmup=0.5, steps=6000)
         skipped = 2 - np.mean([own.turns(step)[0].archs[0].depth for step in range(2000, 2900)])
         assert skipped / 2 == pytest.approx(between, abs=0.04)
@@ -285,16 +293,16 @@ def test_the_released_probabilities(released):
         rng = random.Random(0)
 
         def mean(probability: float, rng: random.Random = rng) -> float:
-            return sum(released_sample(rng, probability)[2] for _ in range(identity.SAMPLES)) / identity.SAMPLES
+            return sum(released_sample(rng, probability)[2] for _ in range(sampling.SAMPLES)) / sampling.SAMPLES
 
-        assert identity.search(mean, case["flops_min"], case["flops_constraint"]) == case["id_prop"]
+        assert sampling.search_probability(mean, case["flops_min"], case["flops_constraint"]) == case["id_prop"]
 
 
 def test_our_draws_cost_what_theirs_do(released):
     """The space with another ``skip`` has the released curve of mean FLOPs."""
     space = sf.space("vitas-v1")
     for probability, (theirs, *_) in released["curve"].items():
-        archs = identity.with_identities(space, float(probability)).sample(1000, 5)
+        archs = sampling.with_identities(space, float(probability)).sample(1000, 5)
         ours = [
             released_flops(
                 a.choices.int("patch_size"),
@@ -308,7 +316,7 @@ def test_our_draws_cost_what_theirs_do(released):
 
 def test_expected_macs_lie_in_the_window():
     space = sf.space("vitas-v1")
-    own = Sampler(space, Sampling(identity=(6e8, 7e8)), sharing="ordinal", num_classes=1000, seed=0, total_steps=10)
+    own = Sampler(space, recipe_with(identity=(6e8, 7e8)), num_classes=1000, total_steps=10)
     assert own.space.stages[0].skip > 0.5
     assert 5.8e8 < sf.cost(own.space, own.space.sample(4000, 9)).macs.mean() < 7.2e8
     assert own.turns(0)[0].archs[0] in space
@@ -320,7 +328,7 @@ def test_windows_that_cannot_be_met():
     with pytest.raises(sf.InfeasibleError, match="nothing beyond; raise the window"):
         sampler(SKIPPED, identity=(None, 1))
     with pytest.raises(sf.InfeasibleError, match="widen the window"):
-        identity.search(lambda p: 1000 - 1000 * p, 444.1, 444.2)
+        sampling.search_probability(lambda p: 1000 - 1000 * p, 444.1, 444.2)
     with pytest.raises(sf.SuperformerError, match="give the limits as macs"):
         sampler(SMALL, identity=(1, 2))
     with pytest.raises(sf.SuperformerError, match="over=architectures"):

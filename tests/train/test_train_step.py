@@ -84,7 +84,7 @@ def step() -> Step:
         torch.from_numpy(np.random.default_rng(s).standard_normal((2, 1000), dtype=np.float32)) for s in (100, 101)
     ]
     values, logits = [], []
-    kept = gradients.Kept()
+    kept = gradients.GradientMemory()
     sup: gradients.Grads = ()
     net.zero_grad()
     for arch in archs:

@@ -73,7 +73,7 @@ def test_an_interrupted_write_leaves_no_configuration(net, tmp_path, monkeypatch
 def test_a_folder_teaches(net, tmp_path):
     """Pictures arrive normalised for the student; the teacher sees what it was trained on."""
     stored.save_network(net, tmp_path, ("x", "y", "z"), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    (teacher,) = teachers.load([str(tmp_path)], 3, classes=("x", "y", "z"))
+    (teacher,) = teachers.load_teachers([str(tmp_path)], 3, classes=("x", "y", "z"))
     pixels = torch.rand(2, 3, 32, 32)
 
     def normal(mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
@@ -86,11 +86,11 @@ def test_a_folder_teaches(net, tmp_path):
     assert not teacher.train().net.training
     assert not any(p.requires_grad for p in teacher.parameters())
     with pytest.raises(sf.SuperformerError, match="knows 3 classes, the data have 10"):
-        teachers.load([str(tmp_path)], 10)
+        teachers.load_teachers([str(tmp_path)], 10)
     with pytest.raises(sf.SuperformerError, match="another order: 'x' where the data have 'y'"):
-        teachers.load([str(tmp_path)], 3, classes=("y", "x", "z"))
+        teachers.load_teachers([str(tmp_path)], 3, classes=("y", "x", "z"))
     with pytest.raises(sf.SuperformerError, match="3 channels cannot see pictures of 1"):
-        teachers.load([str(tmp_path)], 3, mean=(0.5,), std=(0.5,))
+        teachers.load_teachers([str(tmp_path)], 3, mean=(0.5,), std=(0.5,))
 
 
 def test_timm_teaches(monkeypatch):
@@ -102,27 +102,27 @@ def test_timm_teaches(monkeypatch):
         return create(name)
 
     monkeypatch.setattr(timm, "create_model", offline)
-    small, fixed = teachers.load(["resnet10t", "deit_tiny_patch16_224"], 1000)
+    small, fixed = teachers.load_teachers(["resnet10t", "deit_tiny_patch16_224"], 1000)
     assert asked == [("resnet10t", True), ("deit_tiny_patch16_224", True)]
     x = torch.randn(1, 3, 64, 64)
     assert small(x).shape == fixed(x).shape == (1, 1000)  # the second resizes to 224
     assert (small.same, fixed.same) == (True, True)
-    assert not teachers.load(["vit_tiny_patch16_224"], 1000)[0].same  # it was trained with other means
+    assert not teachers.load_teachers(["vit_tiny_patch16_224"], 1000)[0].same  # it was trained with other means
 
 
 def test_teachers_that_cannot_be_had(monkeypatch):
     with pytest.raises(sf.SuperformerError, match="did you mean 'resnet50'"):
-        teachers.load(["resnet5O"], 1000)
+        teachers.load_teachers(["resnet5O"], 1000)
     with pytest.raises(sf.SuperformerError, match="knows 1000 classes, the data have 10"):
-        teachers.load(["resnet18"], 10)
+        teachers.load_teachers(["resnet18"], 10)
     with pytest.raises(sf.SuperformerError, match="has no published weights"):
-        teachers.load(["vitas_1g"], 1000)
+        teachers.load_teachers(["vitas_1g"], 1000)
     with pytest.raises(sf.SuperformerError, match="no complete network"):
-        teachers.load(["runs/none/subnet"], 10)
+        teachers.load_teachers(["runs/none/subnet"], 10)
 
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
     with pytest.raises(sf.SuperformerError, match=r"could not be loaded \(ConnectionError: no route\)"):
-        teachers.load(["resnet18"], 1000)
+        teachers.load_teachers(["resnet18"], 1000)

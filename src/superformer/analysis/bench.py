@@ -20,12 +20,11 @@ from torch import nn
 
 from superformer import files
 from superformer.cost.latency import Job, Timing, measure_jobs
-from superformer.cost.machine import machine
 from superformer.errors import SuperformerError, nearest
 from superformer.files import CONFIG
+from superformer.machine import machine
 from superformer.progress import doing, teller
-from superformer.runs import folder as provenance
-from superformer.runs.folder import Run
+from superformer.runs.folder import Run, note_command
 from superformer.runs.storage import load_network, load_supernet
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
@@ -76,10 +75,10 @@ def unknown(what: str) -> SuperformerError:
 def _of_run(run: Run, which: Sequence[str]) -> list[Meant]:
     if which:
         return [
-            Meant("model", folder=run.model()) if word == "model" else Meant(word, run.arch(word)) for word in which
+            Meant("model", folder=run.model_folder()) if word == "model" else Meant(word, run.arch(word)) for word in which
         ]
-    run.trained()
-    out = [Meant("model", folder=run.model())] if run.retrained else []
+    run.require_trained()
+    out = [Meant("model", folder=run.model_folder())] if run.retrained else []
     rows = run.front()["front"][:MOST] if run.front_file.exists() or not out else []
     return out + [Meant(row["key"], Arch.from_json(json.dumps(row["arch"]))) for row in rows]
 
@@ -149,7 +148,7 @@ def bench(
         rows += _rows(group, runtimes, threads, sorted(set(batches)), seconds, shown)
     found = {"machine": machine(runtime="onnx" if any(_ran(row, "onnx") for row in rows) else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
-        provenance.note(Path(what))
+        note_command(Path(what))
         files.write(Path(what) / "bench.json", json.dumps(found, indent=1))
     return found
 

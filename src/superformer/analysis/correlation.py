@@ -34,7 +34,7 @@ from superformer.analysis.subject import Standalone, Subject
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.evaluation.evaluator import Score
 from superformer.progress import each, quiet
-from superformer.recipes.settings import Options
+from superformer.recipes.search import Options
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
 from superformer.search import pareto

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from superformer.errors import SuperformerError, nearest
-from superformer.settings import Part
+from superformer.settings import SettingsBase
 
 PARTS = ("distributions", "conflicts", "latency", "attention", "budgets", "seeds", "correlations", "weights")
 CHEAP = PARTS[:3]
@@ -16,7 +16,7 @@ CHEAP = PARTS[:3]
 weights)."""
 
 
-class Settings(Part):
+class Settings(SettingsBase):
     """``key=value`` words of an analysis."""
 
     seed: int = Field(0, ge=0)

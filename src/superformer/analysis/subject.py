@@ -16,13 +16,14 @@ from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import TOGETHER
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import each
-from superformer.recipes import Recipe, overlaid
+from superformer.recipes import Recipe, merged
+from superformer.recipes.retrain import WEIGHTS, Weights, single_network
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
 from superformer.search.history import History, Record
 from superformer.search.scores import Scorer, history_of
 from superformer.space.arch import Arch
-from superformer.train.retrain import WEIGHTS, Weights, kept, only, single, trained
+from superformer.train.retrain import train_network, write_inherited
 
 RANDOM_KIND = "space"
 """How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
@@ -79,8 +80,8 @@ def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
     home = run.folder / "standalone" / arch.key
     own = Run(home / f"{weights}-{epochs:g}")
     if not own.supernet_file.exists():
-        start = kept(run, arch, home / "inherited") if weights == "finetuned" else None
-        trained(run, _standalone_recipe(run, arch, weights, epochs), own.folder, start)
+        start = write_inherited(run, arch, home / "inherited") if weights == "finetuned" else None
+        train_network(run, _standalone_recipe(run, arch, weights, epochs), own.folder, start)
     subject = Subject.open(own.folder)
     return subject.inherited([subject.space.smallest()])[0]
 
@@ -97,7 +98,7 @@ def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) ->
         "train": {"epochs": float(epochs)},
         "watch": {"every": float(epochs), "networks": 0},
     }
-    return Recipe.model_validate(overlaid(single(recipe.model_dump(mode="json"), weights, only(arch)), part))
+    return Recipe.model_validate(merged(single_network(recipe.model_dump(mode="json"), weights, arch), part))
 
 
 def compare_weights(

@@ -11,7 +11,7 @@ from superformer.cli import find, use
 from superformer.cli import use as published
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError
-from superformer.runs import folder as provenance
+from superformer.runs.folder import set_command
 
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -21,7 +21,7 @@ def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
-    provenance.began(sys.argv[1:])
+    set_command(sys.argv[1:])
     try:
         status = app(standalone_mode=False)
         if status == INTERRUPTED:
@@ -44,4 +44,4 @@ def main() -> None:
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
         sys.exit(2)
     finally:
-        provenance.began([])
+        set_command([])

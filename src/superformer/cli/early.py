@@ -26,7 +26,7 @@ def trained(folder: str, *archs: str) -> None:
     from superformer.runs.folder import Run
 
     opened = Run.open(folder)
-    opened.trained()
+    opened.require_trained()
     for arch in archs:
         if arch not in ("smallest", "largest"):
             opened.arch(arch)
@@ -34,12 +34,11 @@ def trained(folder: str, *archs: str) -> None:
 
 def search(folder: str, method: str | None, changes: Mapping[str, Any]) -> None:
     """A run that is not trained yet; a method that is not there, or has no such settings."""
-    from superformer.recipes import settings
-    from superformer.recipes import settings as options
+    from superformer.recipes.search import method_with_changes, split_options
     from superformer.runs.folder import Run
 
     trained(folder)
-    settings.chosen(Run.open(folder).recipe().search, method, options.split(changes)[1])
+    method_with_changes(Run.open(folder).recipe().search, method, split_options(changes)[1])
 
 
 def export(folder: str, arch: str | None, to: str) -> None:
@@ -49,18 +48,18 @@ def export(folder: str, arch: str | None, to: str) -> None:
 
     known(to)
     if arch is None:
-        Run.open(folder).model()
+        Run.open(folder).model_folder()
     else:
         trained(folder, arch)
 
 
 def retrain(folder: str, arch: str, changes: Sequence[str]) -> None:
     """A run that is not trained or searched yet; an architecture or a key that is not there."""
+    from superformer.recipes.retrain import read_changes
     from superformer.runs.folder import Run
-    from superformer.train.retrain import words
 
     trained(folder, arch)
-    words(Run.open(folder), changes)
+    read_changes(Run.open(folder).recipe(), changes, f"{folder} retrained")
 
 
 def analyse(folder: str, parts: Sequence[str], changes: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ def search(
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
     front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx"""
-    from superformer.settings import read_amount, read_bytes, read_seconds, word
+    from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
 
     given = {
         "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
@@ -96,7 +96,7 @@ def search(
     limits = {name: (0.0, most) for name, most in given.items() if most is not None}
     if throughput_min is not None:
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
-    own = dict(map(word, changes or []))
+    own = dict(map(read_key_value, changes or []))
     early.search(run, method, own)
     from superformer.search.run import search as run_search
 
@@ -162,9 +162,9 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
     PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that
     cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in
     DIR/analysis.json, and in the report."""
-    from superformer.settings import word
+    from superformer.settings import read_key_value
 
-    parts, changes = [w for w in words or [] if "=" not in w], dict(word(w) for w in words or [] if "=" in w)
+    parts, changes = [w for w in words or [] if "=" not in w], dict(read_key_value(w) for w in words or [] if "=" in w)
     early.analyse(run, parts, changes)
     from superformer.analysis.run import analyse as run_analysis
 

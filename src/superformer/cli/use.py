@@ -125,9 +125,9 @@ def export(run: RunFolder, to: To, arch: OtherArch = None, out: Out = None) -> N
     inherited weights."""
     early.export(run, arch, to)
     from superformer.interop.export import export as run_export
-    from superformer.train.retrain import handed_over
+    from superformer.train.retrain import network_to_export
 
-    proof = run_export(handed_over(run, arch), Path(out or Path(run) / "export" / to), to, console)
+    proof = run_export(network_to_export(run, arch), Path(out or Path(run) / "export" / to), to, console)
     say(f"{proof}")
     say(f"The export is in {proof.files[0].parent}")
 
@@ -197,9 +197,9 @@ def runs(folders: Folders = None, as_json: Json = False) -> None:
 
     Example: superformer runs runs/first runs/second
     """
-    from superformer.runs import folder as all_runs
+    from superformer.runs.folder import overview
 
-    rows, lines = all_runs.overview([Path(f) for f in folders or ["runs"]])
+    rows, lines = overview([Path(f) for f in folders or ["runs"]])
     if as_json:
         print(json.dumps({"runs": rows, "differences": lines}))
         return
@@ -216,16 +216,16 @@ def resume(run: RunFolder) -> None:
 
     Example: superformer resume --run runs/first
     """
-    from superformer.runs import folder as provenance
+    from superformer.runs.folder import last_command, set_command
 
-    last = provenance.last(Path(run)) or provenance.last(Path(run) / "spaces" / "0")  # where evolve-space begins
+    last = last_command(Path(run)) or last_command(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:
         raise SuperformerError(f"no command is noted in {run}: give the words that began it")
     if Path(last["folder"]).is_dir():
         os.chdir(last["folder"])
     say("superformer " + " ".join(last["words"]), dim=True)
     sys.argv[1:] = last["words"]
-    provenance.began(last["words"])
+    set_command(last["words"])
     raise typer.Exit(app(standalone_mode=False) or 0)
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from superformer.cost.machine import machine
-from superformer.cost.runtimes import Run, Size, home, pictures, pinned, runners
+from superformer.cost.runtimes import Run, Size, home, pictures, runners
 from superformer.errors import SuperformerError, nearest
+from superformer.machine import machine, torch_threads
 from superformer.settings import RUNTIMES
 
 WARM_UP = 2
@@ -126,7 +126,7 @@ def measure_jobs(
     where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
     ready: list[list[Run] | Exception] = []
     with ExitStack() as stack:
-        stack.enter_context(pinned(threads))
+        stack.enter_context(torch_threads(threads))
         for k, (job, d) in enumerate(zip(jobs, where, strict=True)):
             (making or (lambda k: None))(k)
             try:

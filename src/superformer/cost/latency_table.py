@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from superformer import files
 from superformer.cost.latency import Progress, Timing, measure_in_turn
-from superformer.cost.machine import machine
 from superformer.cost.runtimes import Size
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.machine import machine
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch, load_json
 from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton

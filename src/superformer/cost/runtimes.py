@@ -3,6 +3,7 @@ given pictures."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import keyword
 import logging
@@ -11,12 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from superformer.cost.machine import onnxruntime
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 
@@ -43,7 +44,7 @@ def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.
 
 
 @contextmanager
-def pinned(threads: int | None) -> Iterator[None]:
+def torch_threads(threads: int | None) -> Iterator[None]:
     """So many threads, and what it was before afterwards. None: as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -177,3 +178,14 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+def onnxruntime() -> ModuleType:
+    """The package, or an error that says how to get it."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SuperformerError(
+            f"measuring with ONNX Runtime needs {', '.join(missing)}, not installed here: "
+            "pip install 'superformer[onnx]', or use the runtime eager"
+        )
+    return importlib.import_module("onnxruntime")

@@ -40,10 +40,10 @@ class TrainedRun:
     ) -> Self:
         """``net``: if not the run's supernet; ``img_size``: if not that of its training. Pictures that changed since
         are refused."""
-        run.trained()
+        run.require_trained()
         recipe, size = run.recipe(), img_size or int(run.facts()["img_size"])
         pictures = data.load(run.facts()["data"], recipe.data, size)
-        run.same_pictures(pictures.fingerprint)
+        run.require_pictures(pictures.fingerprint)
         net = net or load_supernet(run.supernet_file)
         return cls(run, recipe, net.to(device), pictures, size, device)
 
@@ -69,7 +69,7 @@ def evaluate(folder: str | Path, words: Sequence[str], split: str = "test") -> l
     if split not in SPLITS:
         raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     run = Run.open(folder)
-    run.trained()
+    run.require_trained()
     archs = [run.arch(word) for word in words]
     trained = TrainedRun.of(run)
     scores = trained.evaluator(trained.pictures.test() if split == "test" else None)(archs)

@@ -187,7 +187,7 @@ class Network(TimmApi, nn.Module):
 
     def patch_grid(self, img_size: int) -> int:
         """Patches of the last stage in a row."""
-        return int(self.stage_grid(len(self.stages) - 1, self.grid({}, img_size, img_size))[0])
+        return int(self.stage_grid(len(self.stages) - 1, self.grid({"resolution": img_size}, img_size, img_size))[0])
 
     # --- planning a pass ---
 

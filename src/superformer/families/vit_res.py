@@ -123,6 +123,7 @@ class VitRes(Pyramid):
     maskable = True
     patch_head_possible = True
     training_only = ("patch_head.",)
+    patch_head_possible = True
 
     def __init__(
         self,

@@ -26,12 +26,12 @@ from superformer.cost.runtimes import evaluating
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.files import CONFIG
 from superformer.progress import doing
-from superformer.runs.storage import Stored
+from superformer.runs.storage import StoredNetwork
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from superformer.runs.storage import Stored
+    from superformer.runs.storage import StoredNetwork
 
 FORMATS = {"onnx": "onnx", "timm": "timm", "hf": "huggingface"}
 """The module of each format."""
@@ -40,7 +40,7 @@ MARKS = {"timm": ("architecture", "superformer"), "hf": ("model_type", "superfor
 """By what the configuration of an export is known."""
 
 
-def export(stored: Stored, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
+def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
     """Write a stored network into a folder, ``to`` one of ``"onnx"``, ``"timm"`` and ``"hf"``, and prove that it works
     there.
 
@@ -56,7 +56,7 @@ def export(stored: Stored, out: str | Path, to: str, console: Console | None = N
 
     form = importlib.import_module(f"superformer.interop.{FORMATS[to]}")
     partial = out / f"export{files.PARTIAL}" if out.is_dir() else out.with_name(out.name + files.PARTIAL)
-    with files.storage(partial):
+    with files.disk_errors(partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
@@ -97,7 +97,7 @@ def _check(out: Path, to: str) -> None:
 def _place(partial: Path, out: Path) -> tuple[Path, ...]:
     """Give the files their own folder. Where there is one, its configuration goes first and the new one comes last."""
     names = sorted((f.name for f in partial.iterdir()), key=lambda name: (name == CONFIG, name))
-    with files.storage(out):
+    with files.disk_errors(out):
         if not out.exists():
             os.replace(partial, out)
         else:
@@ -149,7 +149,7 @@ class Preparation:
         return int(self.size / self.crop)
 
 
-def preparation(stored: Stored) -> Preparation:
+def preparation(stored: StoredNetwork) -> Preparation:
     """What a stored network says of it; the defaults are those of `superformer.data.augment.EvalTransform`."""
     config = stored.config
     interpolation = str(config.get("interpolation", "bicubic"))
@@ -161,14 +161,14 @@ def preparation(stored: Stored) -> Preparation:
     )
 
 
-def random_batches(stored: Stored, seed: int) -> list[Tensor]:
+def random_batches(stored: StoredNetwork, seed: int) -> list[Tensor]:
     """Random pictures, normalised, in batches of several sizes."""
     of, rng = preparation(stored), torch.Generator().manual_seed(seed)
     return [torch.randn(n, of.channels, of.size, of.size, generator=rng) for n in BATCHES]
 
 
 @contextmanager
-def on_cpu(stored: Stored) -> Iterator[None]:
+def on_cpu(stored: StoredNetwork) -> Iterator[None]:
     """The network in eval mode on the CPU, without gradients; everything is as before afterwards."""
     home = next((p.device for p in stored.net.parameters()), torch.device("cpu"))
     with evaluating(stored.net), torch.no_grad():
@@ -179,7 +179,7 @@ def on_cpu(stored: Stored) -> Iterator[None]:
             stored.net.to(home)
 
 
-def logits(stored: Stored, batches: list[Tensor]) -> list[Floats]:
+def logits(stored: StoredNetwork, batches: list[Tensor]) -> list[Floats]:
     """What the network itself computes."""
     with on_cpu(stored):
         return [stored.net(x).float().numpy() for x in batches]

@@ -25,7 +25,7 @@ from superformer import __version__, files
 from superformer.errors import StoppedError, SuperformerError
 from superformer.files import CONFIG
 from superformer.interop.export import Floats, need, preparation
-from superformer.runs.storage import WEIGHTS, Stored, save_network
+from superformer.runs.storage import WEIGHTS, StoredNetwork, save_network
 from superformer.space.schema import family
 
 PACKAGE = "superformer"
@@ -177,7 +177,7 @@ with torch.no_grad():
 """
 
 
-def write(stored: Stored, folder: Path) -> None:
+def write(stored: StoredNetwork, folder: Path) -> None:
     """All files; the configuration last."""
     need("hf", "transformers")
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
@@ -194,7 +194,7 @@ def write(stored: Stored, folder: Path) -> None:
     files.write(folder / CONFIG, _json(config(stored)))
 
 
-def code(stored: Stored) -> dict[str, str]:
+def code(stored: StoredNetwork) -> dict[str, str]:
     """The source files of the network's family and of the classes that transformers asks for.
 
     transformers takes folders of one name for the same if their configuration's source is: it ends with a digest of all
@@ -208,7 +208,7 @@ def code(stored: Stored) -> dict[str, str]:
     return out
 
 
-def config(stored: Stored) -> dict[str, Any]:
+def config(stored: StoredNetwork) -> dict[str, Any]:
     """``config.json``."""
     net, of = stored.net, preparation(stored)
     classes = stored.classes or tuple(f"class {i}" for i in range(net.num_classes))
@@ -229,7 +229,7 @@ def config(stored: Stored) -> dict[str, Any]:
     }
 
 
-def processor(stored: Stored) -> dict[str, Any]:
+def processor(stored: StoredNetwork) -> dict[str, Any]:
     """``preprocessor_config.json``, for the image processor of BiT: transformers' own class of resize, centre crop and
     normalise."""
     of = preparation(stored)

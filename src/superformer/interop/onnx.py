@@ -9,12 +9,12 @@ from typing import Any
 from superformer import __version__, files
 from superformer.cost.runtimes import INPUT, as_onnx
 from superformer.interop.export import Floats, need, on_cpu, preparation, random_batches
-from superformer.runs.storage import Stored
+from superformer.runs.storage import StoredNetwork
 
 FILE = "model.onnx"
 
 
-def write(stored: Stored, folder: Path) -> None:
+def write(stored: StoredNetwork, folder: Path) -> None:
     """The file."""
     need("onnx", "onnx", "onnxscript", "onnxruntime")
     with on_cpu(stored):
@@ -26,7 +26,7 @@ def write(stored: Stored, folder: Path) -> None:
     files.write_by(folder / FILE, lambda partial: program.save(partial))
 
 
-def facts(stored: Stored) -> dict[str, Any]:
+def facts(stored: StoredNetwork) -> dict[str, Any]:
     """What the file tells of itself; everything but words is JSON."""
     of = preparation(stored)
     return {

@@ -21,7 +21,7 @@ from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.interop.export import Floats, preparation
-from superformer.runs.storage import Stored, save_network
+from superformer.runs.storage import StoredNetwork, save_network
 from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family
@@ -81,7 +81,7 @@ def _levels(arch: Arch) -> tuple[int, ...]:
 # A folder for timm: ``timm.create_model("local-dir:FOLDER", pretrained=True)``, once superformer is imported.
 
 
-def write(stored: Stored, folder: Path) -> None:
+def write(stored: StoredNetwork, folder: Path) -> None:
     """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
     own = json.loads((folder / CONFIG).read_text())
@@ -89,7 +89,7 @@ def write(stored: Stored, folder: Path) -> None:
     files.write(folder / CONFIG, json.dumps(own | kept | config(stored), indent=1) + "\n")
 
 
-def config(stored: Stored) -> dict[str, Any]:
+def config(stored: StoredNetwork) -> dict[str, Any]:
     """What timm reads."""
     of = preparation(stored)
     return {

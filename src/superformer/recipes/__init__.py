@@ -6,6 +6,7 @@ A recipe is a YAML file in the form of `superformer.recipes.settings.Recipe`. An
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -16,7 +17,7 @@ import yaml
 
 from superformer.errors import SuperformerError, nearest
 from superformer.recipes.settings import Recipe
-from superformer.settings import Part, word
+from superformer.settings import SettingsBase, read_key_value
 from superformer.space import Space
 from superformer.spaces import space as published_space
 
@@ -32,39 +33,21 @@ def names() -> list[str]:
 
 def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """A published recipe or a file, with ``key=value`` changes."""
-    return changed(_read(recipe), changes, str(recipe))
-
-
-def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of settings with those of another in their places."""
-    out = dict(tree)
-    for key, value in changes.items():
-        old = out.get(key)
-        out[key] = overlaid(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-    return out
-
-
-def changed(tree: dict[str, Any], changes: Iterable[str], where: str) -> Recipe:
-    """The recipe of a tree of settings, with ``key=value`` changes."""
-    for change in changes:
-        _change(tree, change)
-    return check(tree, where)
-
-
-def _read(recipe: str | Path) -> dict[str, Any]:
-    name = str(recipe)
+    name, path = str(recipe), Path(recipe)
     if name in names():
-        return parse((resources.files(__name__) / f"{name}.yaml").read_text(), name)
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+        text = (resources.files(__name__) / f"{name}.yaml").read_text()
+    elif path.suffix in (".yaml", ".yml") or path.is_file():
         try:
-            return parse(path.read_text(), name)
+            text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
-    raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
+    else:
+        raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
+    return from_tree(parse_yaml(text, name), name, changes)
 
 
-def parse(text: str, where: str) -> dict[str, Any]:
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The tree of settings of a YAML text."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -74,32 +57,41 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return tree
 
 
-def check(tree: Mapping[str, Any], where: str) -> Recipe:
-    """The recipe of a tree of settings."""
+def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
+    """The recipe of a tree of settings, with ``key=value`` changes."""
+    tree = copy.deepcopy(dict(given))
+    for change in changes:
+        key, value = read_key_value(change, RecipeError)
+        path = key.split(".")
+        section: Any = Recipe
+        for depth, name in enumerate(path):
+            if not (isinstance(section, type) and issubclass(section, SettingsBase)):
+                break  # below here any key may stand
+            if name not in section.model_fields:
+                raise RecipeError(Recipe.unknown(name, path[:depth], "key=value"))
+            section = section.model_fields[name].annotation
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                raise RecipeError(f"{key} cannot be set: {name} is {node!r} in this recipe")
+        node[path[-1]] = value
     return Recipe.read(tree, where, RecipeError)
-
-
-def _change(tree: dict[str, Any], change: str) -> None:
-    key, value = word(change, RecipeError)
-    *parents, last = key.split(".")
-    part: Any = Recipe
-    for depth, name in enumerate([*parents, last]):
-        free = not (isinstance(part, type) and issubclass(part, Part))
-        if not free and name not in part.model_fields:
-            raise RecipeError(Recipe.unknown(name, parents[:depth], "key=value"))
-        part = None if free else part.model_fields[name].annotation
-    node = tree
-    for name in parents:
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
-            raise RecipeError(f"{key} cannot be set: {name} is {node!r} in this recipe")
-    node[last] = value
 
 
 def dump(recipe: Recipe) -> str:
     """The complete recipe as YAML text."""
     text: str = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings with those of another in their places."""
+    out = dict(tree)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return out
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -111,13 +103,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(a, dict) and isinstance(b, dict) and key not in ("space", "narrow"):
             out += differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            out.append(f"{prefix}{key}: {_short(a)} before, {_short(b)} now")
+            before, now = (text if len(text) <= 60 else text[:57] + "..." for text in (json.dumps(a), json.dumps(b)))
+            out.append(f"{prefix}{key}: {before} before, {now} now")
     return out
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def space_of(recipe: Recipe) -> Space:
@@ -136,5 +124,5 @@ def space_of(recipe: Recipe) -> Space:
 
 
 __all__ = [
-    "Recipe", "RecipeError", "changed", "check", "differences", "dump", "names", "overlaid", "parse", "resolve", "space_of",
+    "Recipe", "RecipeError", "differences", "dump", "from_tree", "merged", "names", "parse_yaml", "resolve", "space_of",
 ]  # fmt: skip

@@ -1,226 +1,34 @@
-"""The settings of every search method; the defaults are the papers'."""
+"""A recipe: the complete settings of a run. Every part has a name, a meaning and a default; a key that does not exist
+is an error.
+
+Lengths of time are in epochs where a paper gives epochs, and in shares of the training where it gives shares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from superformer.errors import SuperformerError, nearest
-from superformer.settings import Part, Runtime
-
-
-class Evolution(Part):
-    """S3's evolution search (algorithm 3, appendix A), the defaults, or ViT-ResNAS's (section 2.3 and 3.1),
-    ``preset="vit-resnas"``."""
-
-    method: Literal["evolution"] = "evolution"
-    preset: Literal["s3", "vit-resnas"] = Field("s3", description="whose settings all others begin with")
-    form: Literal["blocks", "parameters"] = Field(
-        "blocks", description="vary depths and whole blocks (S3) or each parameter (ViT-ResNAS)"
-    )
-    first: int = Field(50, ge=1, description="random architectures to begin with")
-    rounds: int = Field(20, ge=1, description="populations that are evaluated, the first among them")
-    parents: int = Field(10, ge=1, description="the best of all so far that have children")
-    mutants: int = Field(25, ge=0, description="of each later round")
-    crossovers: int = Field(25, ge=0, description="of each later round")
-    p: float = Field(0.3, ge=0, le=1, description="parameters: probability that one is drawn anew")
-    p_depth: float = Field(0.2, ge=0, le=1, description="blocks: probability that a stage's depth is drawn anew")
-    p_embed: float = Field(0.2, ge=0, le=1, description="blocks: probability that a stage's embedding is drawn anew")
-    p_block: float = Field(0.4, ge=0, le=1, description="blocks: probability that a block is drawn anew")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _begin_with_preset(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        preset = given.get("preset")
-        return {**PRESETS.get(preset if isinstance(preset, str) else "s3", {}), **given}
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "s3": {},
-    "vit-resnas": {
-        "form": "parameters",
-        "first": 500,
-        "rounds": 20,
-        "parents": 75,
-        "mutants": 75,
-        "crossovers": 75,
-        "p": 0.3,
-    },
-}
-
-
-class Nsga2(Part):
-    """NSGA-II with ViTAS's settings (v1, appendix A; v2, appendix A.3; operators as released)."""
-
-    method: Literal["nsga2"] = "nsga2"
-    population: int = Field(50, ge=2, description="architectures of each generation")
-    generations: int = Field(40, ge=1, description="populations that are evaluated, the first among them")
-    crossover: float = Field(
-        0.9, ge=0, le=1, description="probability of two-point crossover; otherwise a parent is only mutated"
-    )
-    eta: float = Field(3.0, ge=0, description="polynomial mutation: the larger, the smaller the steps")
-    p: float | None = Field(
-        None, ge=0, le=1, description="probability that a gene mutates; none: one gene of each child on average"
-    )
-
-
-class Predictor(Part):
-    """NASViT's search on predicted accuracy (algorithm 2, appendix C.1)."""
-
-    method: Literal["predictor"] = "predictor"
-    first: int = Field(
-        1024,
-        ge=8,
-        description="random architectures that are evaluated: half to train the predictor, half to validate it",
-    )
-    trees: int = Field(100, ge=1, description="of the random forest")
-    parents: int = Field(128, ge=2, description="best on predictions that have children")
-    mutants: int = Field(128, ge=0, description="of each round")
-    crossovers: int = Field(128, ge=0, description="of each round")
-    rounds: int = Field(40, ge=0, description="of evolution on predictions")
-    p: float = Field(
-        0.1, ge=0, le=1, description="probability that a parameter of a mutant is drawn anew (0.1 as released)"
-    )
-    front: int = Field(
-        128,
-        ge=1,
-        description="the best predicted ones that are evaluated at the end, the predicted front before all others",
-    )
-
-
-class Random(Part):
-    """Random architectures within the limits."""
-
-    method: Literal["random"] = "random"
-    evaluations: int = Field(1000, ge=1)
-    batch: int = Field(50, ge=1, description="asked for at once")
-
-
-class Exhaustive(Part):
-    """Every architecture within the limits, for small spaces (ViTAS v1's blocks, section 5.3)."""
-
-    method: Literal["exhaustive"] = "exhaustive"
-    batch: int = Field(100, ge=1, description="asked for at once")
-    most: int = Field(100_000, ge=1, description="paths of a space that is not too large")
-
-
-class Evolve(Part):
-    """S3's search of the search space (algorithm 1, section 4.1)."""
-
-    rounds: int = Field(3, ge=1, description="times that the space moves (T)")
-    samples: int = Field(1000, ge=2, description="networks drawn of each sub-space (N; the ablation takes 1,000)")
-    top: int = Field(50, ge=1, description="the best of them for the top-tier error")
-    tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
-    gamma: dict[str, float] = Field(
-        {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1},
-        description="the step of each dimension, by name",
-    )
-    rounding: Literal["floor", "symmetric"] = Field(
-        "floor", description="as the paper's eq. 8, or alike in both directions"
-    )
-    macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
-
-
-Settings = Evolution | Nsga2 | Predictor | Random | Exhaustive
-"""A part of a recipe could hold any: ``Field(discriminator="method")``."""
-
-KINDS: dict[str, type[Part]] = {
-    "evolution": Evolution,
-    "nsga2": Nsga2,
-    "predictor": Predictor,
-    "random": Random,
-    "exhaustive": Exhaustive,
-}
-
-
-def resolve(name: str, values: Mapping[str, Any] | None = None) -> Part:
-    """The settings of a method; the error names the nearest method or setting, or what is possible."""
-    if name not in KINDS:
-        raise SuperformerError(f"unknown search method {name!r}: {nearest(name, KINDS)}")
-    return KINDS[name].read(values or {}, name)
-
-
-def chosen(own: Settings, method: str | None, changes: Mapping[str, Any]) -> Part:
-    """The settings of a method, by default that of a recipe; a recipe's own settings hold for its own method only."""
-    before = own.model_dump() if method in (None, own.method) else {}
-    return resolve(method or own.method, {**before, **changes})
-
-
-# What a search seeks, beside the settings of its method.
-
-
-COSTS = ("macs", "params", "latency", "throughput", "memory")
-
-
-class Options(Part):
-    objectives: tuple[str, ...] | None = Field(
-        None, description="accuracy first, then others; by default those that are limited, or macs"
-    )
-    seed: int = Field(0, ge=0)
-    pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
-    racing: bool = Field(
-        False, description="stop candidates that cannot reach the front any more (superformer.search.scores)"
-    )
-    margin: float | None = Field(
-        None, ge=0, description="races: or probably cannot, by so many standard errors; none: for sure"
-    )
-    threads: int = Field(1, ge=1, description="latency and throughput: threads")
-    runtime: Runtime = Field("eager", description="latency and throughput: what runs the networks")
-    batch: int = Field(1, ge=1, description="latency: pictures at once")
-    throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
-    table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
-
-    def sought(self, limits: Mapping[str, object]) -> tuple[str, ...]:
-        """The objectives, accuracy first."""
-        if self.objectives is None:
-            return ("accuracy", *([c for c in COSTS if c in limits] or ["macs"]))
-        if self.objectives[:1] != ("accuracy",) or set(self.objectives[1:]) - set(COSTS):
-            raise SuperformerError(
-                f"objectives are accuracy and then some of {', '.join(COSTS)}, not {', '.join(self.objectives)}"
-            )
-        return self.objectives
-
-
-def split(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The options among ``key=value`` words; the rest are settings of the method."""
-    own = {k: v for k, v in changes.items() if k in Options.model_fields}
-    if isinstance(own.get("objectives"), str):
-        own["objectives"] = [word.strip() for word in own["objectives"].split(",")]
-    return Options.read(own, "search"), {k: v for k, v in changes.items() if k not in own}
-
-
-# A recipe: the complete settings of a run. Every part has a name, a meaning and a default; a key that does not exist
-# is an error.
-#
-# Lengths of time are in epochs where a paper gives epochs, and in shares of the training where it gives shares.
-
+from superformer.recipes.search import Nsga2, SearchMethod, SpaceEvolution
+from superformer.settings import SettingsBase
 
 Limits = tuple[float | None, float | None]
 OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
 
 
-class Data(Part):
+class Data(SettingsBase):
     """How pictures are split, prepared and varied."""
 
     search: float = Field(
-        0.1,
-        gt=0,
-        description="search split, carved from training data: below 1 a share, from 1 on pictures of each class",
+        0.1, gt=0, description="search split, of the training data: below 1 a share, else pictures of a class"
     )
     mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
     std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
-    augment: Literal["none", "shift", "timm"] = Field(
-        "timm",
-        description="none; shift: small pictures moved, mirrored and erased all at once; timm: its transforms, one by one",
-    )
-    shift: float = Field(
-        0.125, ge=0, le=0.5, description="shift: the most that a picture is moved, as a share of its side"
-    )
+    # shift: small pictures moved, mirrored and erased all at once; timm: its transforms, one by one
+    augment: Literal["none", "shift", "timm"] = "timm"
+    shift: float = Field(0.125, ge=0, le=0.5, description="shift: the most a picture is moved, a share of its side")
     scale: tuple[float, float] = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
     ratio: tuple[float, float] = Field((0.75, 4 / 3), description="timm: sides of a random crop")
     mirror: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip; 0 for digits and letters")
@@ -229,18 +37,14 @@ class Data(Part):
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
-    repeats: int = Field(
-        1,
-        ge=1,
-        description="repeated augmentation: times that a picture appears in an epoch, in as many fewer pictures",
-    )
+    repeats: int = Field(1, ge=1, description="repeated augmentation: times a picture appears, of as many fewer")
     workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
     memory: float = Field(
-        2.0, ge=0, description="gigabytes of decoded pictures to keep at most; larger sets are decoded again each time"
+        2.0, ge=0, description="gigabytes of decoded pictures kept; larger sets are decoded each time"
     )
 
 
-class Mix(Part):
+class Mix(SettingsBase):
     """Mixup, CutMix and label smoothing; timm's words."""
 
     mixup: float = Field(0.0, ge=0)
@@ -248,66 +52,52 @@ class Mix(Part):
     prob: float = Field(1.0, ge=0, le=1)
     switch: float = Field(0.5, ge=0, le=1, description="probability of CutMix where both are on")
     smoothing: float = Field(0.1, ge=0, lt=1)
-    patches: Annotated[Literal["off", "switch", "halves"], OFF] = Field(
-        "off",
-        description="token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup, or half a batch each as released",
-    )
+    # token labelling (ViT-ResNAS, section 2.4): patch-wise CutMix switched with Mixup, or half a batch each as released
+    patches: Annotated[Literal["off", "switch", "halves"], OFF] = "off"
 
 
-class Sampling(Part):
+class Sampling(SettingsBase):
     """Which sub-networks a step trains."""
 
     rule: Literal["single", "sandwich", "multi"] = "single"
-    networks: int = Field(
-        1, ge=0, description="sandwich: random ones beside the largest and the smallest; multi: networks in a batch"
-    )
+    # sandwich: random ones beside the largest and the smallest; multi: networks in a batch
+    networks: int = Field(1, ge=0)
     over: Literal["choices", "architectures"] = "choices"
     macs: Limits | None = Field(None, description="draw random networks within these MACs")
     params: Limits | None = Field(None, description="draw random networks within these parameters")
-    identity: Limits | None = Field(
-        None,
-        description="search the probability of identities such that the expected MACs lie here (ViTAS v1, section 4.3)",
-    )
-    warmup: float = Field(
-        0.0, ge=0, le=1, description="share of the training over which smaller choices are admitted, largest first"
-    )
+    # search the probability of identities such that the expected MACs lie here (ViTAS v1, section 4.3)
+    identity: Limits | None = None
+    # share of the training over which smaller choices are admitted, largest first
+    warmup: float = Field(0.0, ge=0, le=1)
     sides: Literal["left", "both", "random"] = Field("left", description="bilateral sharing: which sides a step runs")
 
 
-class Loss(Part):
+class Loss(SettingsBase):
     """What a sub-network is trained towards."""
 
-    distill: Literal["none", "kl", "alpha"] = Field(
-        "none", description="the largest network teaches the others of a sandwich"
-    )
+    distill: Literal["none", "kl", "alpha"] = Field("none", description="the largest of a sandwich teaches the others")
     alpha: tuple[float, float] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
-    teachers: tuple[str, ...] = Field(
-        (), description="outside teachers: timm models, or folders with a network of ours"
-    )
-    teacher_scale: float = Field(
-        1.0, gt=0, description="factor of the teachers' logits (5 sharpens, as NASViT released)"
-    )
+    teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
+    teacher_scale: float = Field(1.0, gt=0, description="factor of teachers' logits (5 sharpens, as NASViT released)")
     teacher_weight: float = Field(1.0, ge=0, le=1, description="share of the teachers' targets against the labels")
     patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
 
 
-class Gradients(Part):
+class Gradients(SettingsBase):
     """How the gradients of a step's sub-networks become one."""
 
     rule: Literal["sum", "project"] = "sum"
     priority: Literal["subnets", "supernet"] = Field(
-        "subnets", description="project: whose gradient stays whole (NASViT, table 7)"
+        "subnets", description="project: whose stays whole (NASViT, table 7)"
     )
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
     cap: float | None = Field(None, description="project: the most that is taken out, as a multiple (2 as released)")
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
-    clip_subnets: float | None = Field(
-        None, gt=0, description="largest norm of the smaller networks' summed gradient, before they are joined"
-    )
+    clip_subnets: float | None = Field(None, gt=0, description="largest norm of the others' sum, before joining")
 
 
-class Optimizer(Part):
+class Optimizer(SettingsBase):
     name: str = Field("adamw", description="any optimiser of timm")
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)
@@ -315,55 +105,41 @@ class Optimizer(Part):
     eps: float = Field(1e-8, gt=0)
     momentum: float = 0.9
     no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
-    decay_unused: bool = Field(
-        False, description="shrink weights that a step did not use, too, as the released trainers do"
-    )
+    decay_unused: bool = Field(False, description="shrink also what a step did not use, as released trainers do")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
     warmup_lr: float = Field(1e-6, ge=0)
     min_lr: float = Field(1e-5, ge=0)
 
 
-class Start(Part):
+class Start(SettingsBase):
     """Weights to begin with."""
 
-    timm: str | None = Field(
-        None, description="a timm network of the space's family; its heads and hidden units are ordered by importance"
-    )
+    timm: str | None = Field(None, description="a timm network of the family; heads and hidden units are sorted")
     pretrained: bool = Field(True, description="timm: with its published weights")
     checkpoint: str | None = Field(None, description="timm: a file of weights instead (safetensors)")
-    run: str | None = Field(
-        None, description="the supernet of an earlier run, of this or another space: what fits is copied"
-    )
-    network: str | None = Field(
-        None, description="a folder with a stand-alone network of the space's family (superformer.runs.storage)"
-    )
+    run: str | None = Field(None, description="the supernet of an earlier run: what fits is copied")
+    network: str | None = Field(None, description="a folder with a stand-alone network of the family")
 
 
-class Train(Part):
+class Train(SettingsBase):
     epochs: float = Field(..., gt=0)
     batch_size: int = Field(128, ge=1, description="of all processes together")
     accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
     drop_path: float = Field(0.0, ge=0, lt=1)
-    ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of the averaged weights that evaluation and search use"
-    )
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation and search")
     amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
-    threads: int | None = Field(
-        None, ge=1, description="of the processor, a process; none: torch's number; 1 is best for small networks"
-    )
+    threads: int | None = Field(None, ge=1, description="of a process; none: torch's; 1 is best for small networks")
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
-    channel_sort: float = Field(
-        0.0, ge=0, le=1, description="share of the training in which heads and hidden units are sorted each epoch"
-    )
+    channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which channels are sorted")
 
 
-class Retrain(Part):
+class Retrain(SettingsBase):
     """How a found network is trained by itself: changes of the recipe that its supernet was trained with, for each
     way."""
 
     weights: Literal["finetuned", "scratch"] = Field(
-        "finetuned", description="begin with the inherited weights, or with new ones"
+        "finetuned", description="begin with inherited or with new weights"
     )
     finetuned: dict[str, Any] = Field(
         {"train": {"epochs": 30}, "optimizer": {"lr": 1e-4, "warmup_epochs": 0}},
@@ -379,7 +155,7 @@ class Retrain(Part):
     )
 
 
-class Watch(Part):
+class Watch(SettingsBase):
     """Health while training, and what is kept."""
 
     every: float = Field(1, gt=0, description="epochs between checks of the watched sub-networks")
@@ -390,20 +166,16 @@ class Watch(Part):
     checkpoint_seconds: float = Field(60, ge=0)
     checkpoint_steps: int | None = Field(None, ge=1, description="also after so many steps")
     keep: int = Field(3, ge=1, description="checkpoints kept")
-    explode: float = Field(
-        20, gt=1, description="a loss so many times the recent one is an explosion: the step is skipped"
-    )
+    explode: float = Field(20, gt=1, description="a loss so many times the recent one: the step is skipped")
     patience: int = Field(10, ge=1, description="skipped steps in a row that stop the run")
 
 
-class Recipe(Part):
+class Recipe(SettingsBase):
     """Everything that a training run depends on, but the pictures."""
 
     name: str
     about: str = ""
-    space: str | dict[str, Any] = Field(
-        description="a published space, a file, or the space itself in the form of space.json"
-    )
+    space: str | dict[str, Any] = Field(description="a published one, a file, or the space itself as in space.json")
     narrow: dict[str, Any] = Field(default_factory=dict, description="keep only these values of choices")
     img_size: int | None = Field(None, description="input size, where the space does not search it")
     sharing: Literal["ordinal", "bilateral", "cyclic"] = "ordinal"
@@ -417,8 +189,6 @@ class Recipe(Part):
     train: Train
     start: Start = Start()
     watch: Watch = Watch()
-    evolve: Evolve = Field(Evolve(), description="how superformer evolve-space moves the space")
-    search: Settings = Field(
-        Nsga2(), discriminator="method", description="the method of superformer search, and its settings"
-    )
+    evolve: SpaceEvolution = Field(SpaceEvolution(), description="how superformer evolve-space moves the space")
+    search: SearchMethod = Field(Nsga2(), discriminator="method", description="the method of superformer search")
     retrain: Retrain = Field(Retrain(), description="how superformer retrain trains the network that was found")

@@ -9,10 +9,10 @@ import time
 
 import superformer
 from superformer.cost import cost
-from superformer.cost.machine import machine
 from superformer.errors import SuperformerError
+from superformer.machine import machine
 from superformer.recipes import names, resolve
-from superformer.recipes import settings as search_settings
+from superformer.recipes.search import Options, method_settings
 from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.settings import amount
@@ -121,11 +121,11 @@ def _search(inputs: Inputs) -> list[str]:
     method = str(inputs.front.get("method"))
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
-        usual = search_settings.resolve(method, usual).model_dump(mode="json")
+        usual = method_settings(method, usual).model_dump(mode="json")
     except SuperformerError:
         usual = {}
     words += ["--method", method]
-    defaults = search_settings.Options().model_dump(mode="json")
+    defaults = Options().model_dump(mode="json")
     for part, known in (("settings", usual), ("options", defaults)):
         for key, value in (inputs.front.get(part) or {}).items():
             if value is not None and key != "method" and value != known.get(key):

@@ -1,7 +1,8 @@
-"""A run: a folder with everything that it produced.
+"""A run: a folder with everything that it produced; runs listed and compared; the commands that made them.
 
-``recipe.yaml`` (complete), ``run.json`` (the data and their classes), ``space.json``, ``checkpoints/``, ``metrics.jsonl``,
-``supernet.safetensors`` (once training has ended), and what search, retraining and the report add.
+``recipe.yaml`` (complete), ``run.json`` (the data and their classes), ``space.json``, ``checkpoints/``,
+``metrics.jsonl``, ``supernet.safetensors`` (once training has ended), ``commands.jsonl`` (a line for each command, with
+the versions and the machine it ran with), and what search, retraining and the report add.
 """
 
 from __future__ import annotations
@@ -13,58 +14,37 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from superformer import files
-from superformer.cost.machine import machine
 from superformer.errors import StoppedError, SuperformerError, nearest
-from superformer.recipes import Recipe, check, differences, dump, parse
+from superformer.machine import machine
+from superformer.recipes import Recipe, differences, dump, from_tree, parse_yaml
 from superformer.space import Space
 from superformer.space.arch import Arch
+
+COMMANDS = "commands.jsonl"
+_command: list[str] = []
+"""The words of the command line that runs now."""
 
 
 class RunError(SuperformerError):
     """A run that is not there, or is not what it is used as."""
 
 
-@dataclass(frozen=True)
 class Run:
-    folder: Path
-
-    @property
-    def recipe_file(self) -> Path:
-        return self.folder / "recipe.yaml"
-
-    @property
-    def space_file(self) -> Path:
-        return self.folder / "space.json"
-
-    @property
-    def facts_file(self) -> Path:
-        return self.folder / "run.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def supernet_file(self) -> Path:
-        return self.folder / "supernet.safetensors"
-
-    @property
-    def history_file(self) -> Path:
-        return self.folder / "history.db"
-
-    @property
-    def front_file(self) -> Path:
-        return self.folder / "front.json"
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.recipe_file = folder / "recipe.yaml"
+        self.space_file = folder / "space.json"
+        self.facts_file = folder / "run.json"
+        self.checkpoints = folder / "checkpoints"
+        self.metrics_file = folder / "metrics.jsonl"
+        self.supernet_file = folder / "supernet.safetensors"
+        self.history_file = folder / "history.db"
+        self.front_file = folder / "front.json"
 
     # --- begin, go on, look ---
 
@@ -73,7 +53,7 @@ class Run:
         self.check(recipe, facts)
         if self.recipe_file.exists():
             return
-        with files.storage(self.folder):
+        with files.disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         files.write(self.space_file, space.to_json())
         files.write(self.facts_file, json.dumps(dict(facts), indent=1))
@@ -82,31 +62,24 @@ class Run:
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
         if not self.recipe_file.exists():
-            own = {
-                ".lock",
-                self.checkpoints.name,
-                self.space_file.name,
-                self.facts_file.name,
-            }  # a run that was killed while it began
-            own |= {"spaces", "evolution.json", FILE}  # what evolving the space leaves before the last training
-            if self.folder.exists() and (
-                not self.folder.is_dir()
-                or any(f.name.removesuffix(files.PARTIAL) not in own for f in self.folder.iterdir())
-            ):
+            own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # killed while it began
+            own |= {"spaces", "evolution.json", COMMANDS}  # what evolving the space leaves before the last training
+            entries = self.folder.iterdir() if self.folder.is_dir() else ()
+            strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
+            if strange or (self.folder.exists() and not self.folder.is_dir()):
                 raise RunError(
                     f"{self.folder} is there, and is not a run (it has no recipe.yaml): choose a new or an empty folder"
                 )
             return
         lines = differences(self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json"))
         before = self.facts()
-        lines += [
-            f"{key}: {before.get(key)!r} before, {facts[key]!r} now"
-            for key in ("data", "fingerprint")
-            if before.get(key) != facts[key]
-        ]
+        for key in ("data", "fingerprint"):
+            if before.get(key) != facts[key]:
+                lines.append(f"{key}: {before.get(key)!r} before, {facts[key]!r} now")
         if lines:
             raise RunError(
-                f"{self.folder} was begun with other settings ({'; '.join(lines)}): go on with the same words, or choose another --run"
+                f"{self.folder} was begun with other settings ({'; '.join(lines)}): go on with the same words, "
+                "or choose another --run"
             )
 
     @staticmethod
@@ -118,11 +91,12 @@ class Run:
             raise RunError(f"{what} in {folder}: superformer train --recipe NAME --data SPEC --run {folder} makes one")
         return run
 
-    def trained(self) -> None:
+    def require_trained(self) -> None:
         """Refuse what needs a trained supernet, if there is none yet."""
         if not self.supernet_file.exists():
             raise RunError(
-                f"the supernet of {self.folder} is not trained yet: the words that began the run go on with it (superformer train ...)"
+                f"the supernet of {self.folder} is not trained yet: the words that began the run go on with it "
+                "(superformer train ...)"
             )
 
     def fingerprint(self) -> str:
@@ -130,7 +104,7 @@ class Run:
         with open(self.supernet_file, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
-    def same_pictures(self, fingerprint: str) -> None:
+    def require_pictures(self, fingerprint: str) -> None:
         """Refuse pictures that the run was not trained on."""
         facts = self.facts()
         if fingerprint != facts["fingerprint"]:
@@ -143,11 +117,12 @@ class Run:
         found: dict[str, Any] = json.loads(self._text(self.front_file))
         return found
 
-    def model(self) -> Path:
+    def model_folder(self) -> Path:
         """The folder of the retrained network."""
         if not self.retrained:
             raise RunError(
-                f"{self.folder} has no retrained network yet: superformer retrain --run {self.folder}, or --arch best for inherited weights"
+                f"{self.folder} has no retrained network yet: superformer retrain --run {self.folder}, "
+                "or --arch best for inherited weights"
             )
         return self.folder / "model"
 
@@ -158,8 +133,8 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process may write to a run. The lock goes with its process."""
-        with files.storage(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.folder)
+        with files.disk_errors(self.folder):
             handle = open(self.folder / ".lock", "a")  # noqa: SIM115  # kept open as long as the lock is held
         try:
             try:
@@ -175,7 +150,8 @@ class Run:
     # --- what is in it ---
 
     def recipe(self) -> Recipe:
-        return check(parse(self._text(self.recipe_file), str(self.recipe_file)), str(self.recipe_file))
+        where = str(self.recipe_file)
+        return from_tree(parse_yaml(self._text(self.recipe_file), where), where)
 
     def space(self) -> Space:
         return Space.from_json(self._text(self.space_file))
@@ -220,21 +196,19 @@ class Run:
         return out
 
 
-# Runs listed and compared.
+# --- listed and compared ---
 
 
 def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """A row for each run, and what differs between them where several runs themselves were named."""
     named = [Run(f) for f in folders if Run(f).recipe_file.exists()]
-    inside = (
-        [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))]
-        if len(named) < len(folders)
-        else []
-    )
-    found = named + inside
+    found = list(named)
+    if len(named) < len(folders):
+        found += [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))]
     if not found:
         raise SuperformerError(
-            f"there are no runs in {', '.join(map(str, folders))}: superformer train --recipe NAME --data SPEC --run DIR makes one"
+            f"there are no runs in {', '.join(map(str, folders))}: "
+            "superformer train --recipe NAME --data SPEC --run DIR makes one"
         )
     lines = []
     for other in named[1:]:
@@ -243,86 +217,61 @@ def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
         told = differences(old, new)
         if first.facts()["data"] != other.facts()["data"]:
             told.append(f"data: {first.facts()['data']} before, {other.facts()['data']} now")
-        lines += [
-            f"{other.folder} against {first.folder}: {line.replace(' before,', ' there,').replace(' now', ' here')}"
-            for line in told
-        ]
+        for line in told:
+            line = line.replace(" before,", " there,").replace(" now", " here")
+            lines.append(f"{other.folder} against {first.folder}: {line}")
     return [summary(run) for run in found], lines
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a run is and how far it is; ``best``: the newest accuracy of its best network, on the split that ``of`` names."""
-    recipe = run.recipe()
-    best, of = _best(run)
-    return {
-        "run": str(run.folder),
-        "recipe": recipe.name,
-        "data": Path(run.facts()["data"]).name,
-        "state": _state(run),
-        "best": best,
-        "of": of,
-    }
-
-
-def _state(run: Run) -> str:
+    """What a run is and how far it is; ``best``: the newest accuracy of its best network, on the split that ``of``
+    names."""
+    recipe, metrics = run.recipe(), run.metrics()
+    steps, health = ([row for row in metrics if row["kind"] == kind] for kind in ("step", "health"))
     if run.retrained:
-        return "retrained"
-    if run.front_file.exists():
-        return "searched"
-    if run.supernet_file.exists():
-        return "trained"
-    steps = [row for row in run.metrics() if row["kind"] == "step"]
-    return f"training, epoch {steps[-1]['epoch']:.3g} of {run.recipe().train.epochs:g}" if steps else "begun"
+        state = "retrained"
+    elif run.front_file.exists():
+        state = "searched"
+    elif run.supernet_file.exists():
+        state = "trained"
+    else:
+        state = f"training, epoch {steps[-1]['epoch']:.3g} of {recipe.train.epochs:g}" if steps else "begun"
+    best, of = None, ""
+    if (table := run.folder / "retrained.json").exists():
+        best, of = max(row["accuracy"] for row in json.loads(table.read_text())["rows"]), "test"
+    elif run.front_file.exists():
+        best, of = max((row["accuracy"] for row in run.front()["front"]), default=None), "search"
+    elif health:
+        best, of = max(health[-1]["accuracy"].values()), "search"
+    data = Path(run.facts()["data"]).name
+    return {"run": str(run.folder), "recipe": recipe.name, "data": data, "state": state, "best": best, "of": of}
 
 
-def _best(run: Run) -> tuple[float | None, str]:
-    table = run.folder / "retrained.json"
-    if table.exists():
-        return max(row["accuracy"] for row in json.loads(table.read_text())["rows"]), "test"
-    if run.front_file.exists():
-        return max((row["accuracy"] for row in run.front()["front"]), default=None), "search"
-    health = [row for row in run.metrics() if row["kind"] == "health"]
-    return (max(health[-1]["accuracy"].values()), "search") if health else (None, "")
+# --- provenance ---
 
 
-# The commands that made a run: ``commands.jsonl``, a line each, with the versions and the machine they ran with.
-
-
-FILE = "commands.jsonl"
-_words: list[str] = []
-
-
-def began(words: list[str]) -> None:
+def set_command(words: list[str]) -> None:
     """The command line says with which words it was called; a library call has none, and notes nothing."""
-    _words[:] = words
+    _command[:] = words
 
 
-def note(folder: Path) -> None:
+def note_command(folder: Path) -> None:
     """Note the command in a run's folder, unless it is the one that was noted last."""
-    if not _words or ((before := last(folder)) is not None and before["words"] == _words):
+    if not _command or ((before := last_command(folder)) is not None and before["words"] == _command):
         return
-    entry = {
-        "time": time.time(),
-        "words": list(_words),
-        "folder": os.getcwd(),
-        "machine": machine(),
-        **{name: _version(name) for name in ("superformer", "torch", "timm")},
-    }
-    with files.storage(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    entry = {"time": time.time(), "words": list(_command), "folder": os.getcwd(), "machine": machine()}
+    for name in ("superformer", "torch", "timm"):
+        try:
+            entry[name] = version(name)
+        except PackageNotFoundError:
+            entry[name] = ""
+    files.make_folder(folder)
+    path = folder / COMMANDS
     files.write(path, (path.read_text() if path.exists() else "") + json.dumps(entry) + "\n")
 
 
-def last(folder: Path) -> dict[str, Any] | None:
+def last_command(folder: Path) -> dict[str, Any] | None:
     """The newest entry."""
-    path = folder / FILE
+    path = folder / COMMANDS
     lines = path.read_text().splitlines() if path.exists() else []
     return dict(json.loads(lines[-1])) if lines else None
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

@@ -1,11 +1,14 @@
-"""The processes of a run: one, or several started by torchrun. All draw the same sub-networks from the same seed, each sees its share of
-every batch, and gradients are averaged by hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly.
+"""The processes of a run: one, or several started by torchrun.
+
+All draw the same sub-networks from the same seed, each sees its share of every batch, and gradients are averaged by
+hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -48,6 +51,13 @@ class World:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """torch's own generators, of the processor and of the device, with this seed; afterwards as they were."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
@@ -60,16 +70,8 @@ class World:
             tensor /= self.size
         return tensor
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
-        if self.size == 1:
-            return flag
-        told = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
-
     def shared(self, pieces: Sequence[T]) -> Iterator[T]:
-        """The pieces of a piece of work that fall to this process: each goes to the one that is free first. All have the same pieces."""
+        """The pieces of work that fall to this process: each goes to the one that is free first. All have the same."""
         if self.size == 1:
             yield from pieces
             return
@@ -84,20 +86,15 @@ class World:
                 dist.broadcast(tensor, 0)
 
     def mean_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average gradients, many small ones in one message. All processes ran the same sub-networks, so the same gradients exist."""
+        """Average gradients, many small ones in one message. All ran the same sub-networks, and have the same."""
         if self.size == 1:
             return
-        waiting: list[Tensor] = []
+        buckets: list[list[Tensor]] = [[]]
         for grad in [p.grad for p in parameters if p.grad is not None]:
-            waiting.append(grad)
-            if sum(g.numel() for g in waiting) >= BUCKET:
-                self._mean_together(waiting)
-                waiting = []
-        self._mean_together(waiting)
-
-    def _mean_together(self, grads: list[Tensor]) -> None:
-        if not grads:
-            return
-        flat = self.mean(torch.cat([g.flatten() for g in grads]))
-        for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
-            grad.copy_(part.view(grad.shape))
+            if sum(g.numel() for g in buckets[-1]) >= BUCKET:
+                buckets.append([])
+            buckets[-1].append(grad)
+        for grads in filter(None, buckets):
+            flat = self.mean(torch.cat([g.flatten() for g in grads]))
+            for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
+                grad.copy_(part.view(grad.shape))

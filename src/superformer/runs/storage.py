@@ -1,4 +1,11 @@
-"""A trained stand-alone network as a folder: ``model.safetensors`` and ``config.json``. Nothing in it can be executed."""
+"""Stored weights: safetensors files with facts in their header. Nothing in them can be executed.
+
+* a stand-alone network as a folder: ``model.safetensors`` and ``config.json``;
+* a trained supernet as a file: ``supernet.safetensors``, its space and its classes in the header;
+* checkpoints: tensors of every kind, the rest as JSON in the header. What a step draws at random comes from the seed
+  and the number of the step, so the number is all there is to keep of it: no state of a random generator, of a sampler
+  or of a loader, on any rank.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from superformer import files
@@ -25,14 +32,34 @@ from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
 PREPARED = ("crop", "interpolation")
-"""How pictures are cut and resized (`superformer.data.augment.EvalTransform`)."""
+"""How pictures are cut and resized (`superformer.data.augment.Frame`)."""
 TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")
 """What an export for timm adds."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
+    """Write tensors, and facts as text beside them."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    files.write_by(path, lambda partial: save_file(ready, partial, header))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and the facts beside them; what cannot be read is an `OSError` or a `SafetensorError`."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no mapping
+
+
+def _weights(net: Network) -> dict[str, Tensor]:
+    """All but what only training uses (a patch head)."""
+    return {name: tensor for name, tensor in net.state_dict().items() if not name.startswith(net.training_only)}
+
+
+# --- stand-alone networks ---
+
+
 @dataclass(frozen=True)
-class Stored:
+class StoredNetwork:
     """A network, the names of its classes and how its pictures are normalised."""
 
     net: Network
@@ -50,7 +77,7 @@ def save_network(
     std: Sequence[float] = IMAGENET[1],
     **prepared: float | str,
 ) -> None:
-    """Write a stand-alone network. What only training uses (a patch head) is left out. ``prepared``: ``crop`` and ``interpolation``.
+    """Write a stand-alone network. ``prepared``: ``crop`` and ``interpolation``.
 
     The configuration is written last and a former one removed first: a folder with a configuration is complete.
     """
@@ -58,77 +85,51 @@ def save_network(
         raise SuperformerError(f"this is a supernet of {net.space.size:.3g} architectures: store net.extract(arch)")
     if classes and len(classes) != net.num_classes:
         raise SuperformerError(f"{len(classes)} names were given for the {net.num_classes} classes of the network")
-    arch = net.space.smallest()
-    config = {
-        "arch": json.loads(arch.to_json()),
-        "num_classes": net.num_classes,
-        "in_chans": net.in_chans,
-        "classes": list(classes),
-        "mean": list(mean),
-        "std": list(std),
-        **prepared,
-    }
+    arch = json.loads(net.space.smallest().to_json())
+    config = {"arch": arch, "num_classes": net.num_classes, "in_chans": net.in_chans, "classes": list(classes)}
+    config |= {"mean": list(mean), "std": list(std), **prepared}
     folder = Path(folder)
-    with files.storage(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
+    with files.disk_errors(folder):
         (folder / CONFIG).unlink(missing_ok=True)
-    tensors = {
-        k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)
-    }
-    files.write_by(folder / WEIGHTS, lambda partial: save_file(tensors, partial))
+    write_tensors(folder / WEIGHTS, _weights(net))
     files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
 
 
-def load_network(folder: str | Path) -> Stored:
+def load_network(folder: str | Path) -> StoredNetwork:
     """The network of a folder, in eval mode."""
     folder = Path(folder)
+    where = str(folder / CONFIG)
     try:
-        config = load_json((folder / CONFIG).read_text(), f"{folder / CONFIG}", SuperformerError)
-        tensors = load_file(folder / WEIGHTS)
+        config = load_json((folder / CONFIG).read_text(), where, SuperformerError)
+        tensors, _ = read_tensors(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
-    expect(
-        config,
-        f"{folder / CONFIG}",
-        {"arch", "num_classes"},
-        {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM},
-        SuperformerError,
-    )
+    known = {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM}
+    expect(config, where, {"arch", "num_classes"}, known, SuperformerError)
     arch = Arch.from_json(json.dumps(config["arch"]))
     net = model(arch, config["num_classes"], in_chans=config.get("in_chans", 3))
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         raise SuperformerError(f"{folder / WEIGHTS} are not the weights of the network in {CONFIG}: {error}") from error
-    mean, std = (
-        tuple(map(float, config.get(name, default))) for name, default in zip(("mean", "std"), IMAGENET, strict=True)
-    )
-    return Stored(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
+    mean, std = (tuple(map(float, config.get(k, usual))) for k, usual in zip(("mean", "std"), IMAGENET, strict=True))
+    return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
 
 
-# A trained supernet as a file: ``supernet.safetensors``, with its space and its classes in the header.
+# --- supernets ---
 
 
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
     """Write a supernet; ``facts`` are kept beside it (the step, the normalisation of pictures)."""
-    tensors = {
-        k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not k.startswith(net.training_only)
-    }
-    header = {
-        "space": net.space.to_json(),
-        "sharing": net.sharing.rule,
-        "classes": json.dumps(list(classes)),
-        "facts": json.dumps(facts),
-    }
-    files.write_by(path, lambda partial: save_file(tensors, partial, header))
+    header = {"space": net.space.to_json(), "sharing": net.sharing.rule, "classes": json.dumps(list(classes))}
+    write_tensors(path, _weights(net), {**header, "facts": json.dumps(facts)})
 
 
 def load_supernet(path: Path) -> Network:
     """The supernet of a file, in eval mode."""
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        tensors, header = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"the supernet {path} cannot be read: {error}") from error
     if "space" not in header:
@@ -138,11 +139,7 @@ def load_supernet(path: Path) -> Network:
     return net.eval()
 
 
-# Checkpoints: one safetensors file each, with tensors of every kind and the rest as JSON in its header; never a
-# pickle.
-#
-# What a step draws at random comes from the seed and the number of the step, so the number is all there is to keep of
-# it: no state of a random generator, of a sampler or of a loader, on any rank.
+# --- checkpoints ---
 
 
 @dataclass(frozen=True)
@@ -153,9 +150,54 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     rest: Mapping[str, Any]
 
-    def part(self, prefix: str) -> dict[str, Tensor]:
+    def under(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin so, without it."""
         return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+
+
+class DamagedError(Exception):
+    """A file whose bytes are not those that were written."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Write a checkpoint, then let the oldest go."""
+    header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(checkpoint.tensors)}
+    files.make_folder(folder)
+    write_tensors(folder / f"step-{checkpoint.step:09d}.safetensors", checkpoint.tensors, header)
+    for old in list_checkpoints(folder)[:-keep]:
+        old.unlink(missing_ok=True)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """One checkpoint; `DamagedError` if its bytes are not those that were written."""
+    try:
+        tensors, header = read_tensors(path)
+        if _digest(tensors) != header["digest"]:
+            raise DamagedError(f"{path.name} is not as it was written")
+        return Checkpoint(int(header["step"]), tensors, json.loads(header["rest"]))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise DamagedError(f"{path.name} is damaged ({error})") from error
+
+
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are told of and set aside. What a kill left half-written is
+    removed."""
+    for partial in folder.glob(f"*{files.PARTIAL}"):
+        partial.unlink(missing_ok=True)
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return load_checkpoint(path)
+        except DamagedError as error:
+            aside = path.with_suffix(".damaged")
+            path.rename(aside)
+            told = f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})"
+            warnings.warn(told, stacklevel=2)
+    return None
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -166,54 +208,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         out.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         out.update(tensor.flatten().view(torch.uint8).numpy().data)
     return out.hexdigest()
-
-
-def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Write a checkpoint, then let the oldest go."""
-    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
-    header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(tensors)}
-    with files.storage(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    files.write_by(
-        folder / f"step-{checkpoint.step:09d}.safetensors", lambda partial: save_file(tensors, partial, header)
-    )
-    for old in listed(folder)[:-keep]:
-        old.unlink(missing_ok=True)
-
-
-def listed(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.safetensors"))
-
-
-def load(path: Path) -> Checkpoint:
-    """One checkpoint; `DamagedError` if its bytes are not those that were written."""
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        if _digest(tensors) != header["digest"]:
-            raise DamagedError(f"{path.name} is not as it was written")
-        return Checkpoint(int(header["step"]), tensors, json.loads(header["rest"]))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise DamagedError(f"{path.name} is damaged ({error})") from error
-
-
-class DamagedError(Exception):
-    """A file whose bytes are not those that were written."""
-
-
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are told of and set aside. What a kill left half-written is removed."""
-    for partial in folder.glob(f"*{files.PARTIAL}"):
-        partial.unlink(missing_ok=True)
-    for path in reversed(listed(folder)):
-        try:
-            return load(path)
-        except DamagedError as error:
-            aside = path.with_suffix(".damaged")
-            path.rename(aside)
-            warnings.warn(
-                f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})", stacklevel=2
-            )
-    return None

@@ -13,7 +13,7 @@ therefore resumed by telling a new method of the same settings the scores that a
 
 from __future__ import annotations
 
-from superformer.recipes.settings import resolve as settings_of
+from superformer.recipes.search import method_settings as settings_of
 from superformer.search.methods import Method, method, names, register
 from superformer.search.problem import Objective, Problem
 

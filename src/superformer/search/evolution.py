@@ -39,7 +39,7 @@ from pymoo.operators.crossover.pntx import TwoPointCrossover
 from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
-from superformer.recipes import settings as recipe
+from superformer.recipes import search as recipe
 from superformer.search import pareto
 from superformer.search.methods import Proposer
 from superformer.search.pareto import Floats, Ints

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes import settings as recipe
-from superformer.recipes.settings import KINDS, resolve
+from superformer.recipes import search as recipe
+from superformer.recipes.search import METHODS, method_settings
 from superformer.search import pareto
 from superformer.search.pareto import Floats, Ints
 from superformer.search.problem import Flags, Problem, canonical
-from superformer.settings import Part
+from superformer.settings import SettingsBase
 from superformer.space import Genes, Space
 from superformer.space.genes import clear
 
@@ -242,24 +242,24 @@ _MAKERS: dict[str, str | Callable[[Problem, Any], Method]] = {
 
 def names() -> list[str]:
     """The methods there are."""
-    return list(KINDS)
+    return list(METHODS)
 
 
-def register(name: str, settings: type[Part], make: Callable[[Problem, Any], Method]) -> None:
+def register(name: str, settings: type[SettingsBase], make: Callable[[Problem, Any], Method]) -> None:
     """Add a method: ``make(problem, settings)``."""
-    if name in KINDS:
+    if name in METHODS:
         raise SuperformerError(f"there is a search method {name!r} already")
-    KINDS[name], _MAKERS[name] = settings, make
+    METHODS[name], _MAKERS[name] = settings, make
 
 
-def method(problem: Problem, which: str | Part, **changes: Any) -> Method:
+def method(problem: Problem, which: str | SettingsBase, **changes: Any) -> Method:
     """A method by its name, with changes to its settings, or by its settings: ``method(problem, "evolution",
     preset="vit-resnas")``."""
-    if isinstance(which, Part):
-        name = next((n for n, kind in KINDS.items() if type(which) is kind), type(which).__name__)
-        settings = resolve(name, {**which.model_dump(), **changes})
+    if isinstance(which, SettingsBase):
+        name = next((n for n, kind in METHODS.items() if type(which) is kind), type(which).__name__)
+        settings = method_settings(name, {**which.model_dump(), **changes})
     else:
-        name, settings = which, resolve(which, changes)
+        name, settings = which, method_settings(which, changes)
     make = _MAKERS[name]
     if isinstance(make, str):
         module, _, attribute = make.partition(":")

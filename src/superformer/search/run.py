@@ -23,10 +23,9 @@ from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Score, count_copies
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.evaluation.trained_run import TrainedRun
-from superformer.progress import Clock, Tell, deferred, quiet, teller
-from superformer.recipes.settings import split
-from superformer.runs import folder as run_folder
-from superformer.runs.folder import Run
+from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
+from superformer.recipes.search import split_options
+from superformer.runs.folder import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front
 from superformer.search.problem import Problem
@@ -57,8 +56,8 @@ def search(
     tell = teller(shown)
     try:
         run = Run.open(folder)
-        run.trained()
-        options, rest = split(changes or {})
+        run.require_trained()
+        options, rest = split_options(changes or {})
         with run.lock() if world.first else nullcontext():
             task = Task.of(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
@@ -66,7 +65,7 @@ def search(
             task.problem.check()  # before anything is read
             trained = TrainedRun.of(run, task.net, device=world.device)
             if world.first:
-                run_folder.note(run.folder)
+                note_command(run.folder)
             found = _rounds_and_front(task, trained, world, shown, tell)
             if world.first:
                 files.write(run.front_file, json.dumps(found, indent=1))
@@ -141,7 +140,7 @@ def with_progress(found: Iterator[Scored], console: Console) -> Iterator[Scored]
     groups of candidates."""
     clock, known, fresh, best = Clock(), 0, 0, 0.0
     terminal = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else nullcontext()
-    with terminal as live, deferred() as interrupt:
+    with terminal as live, deferred_interrupts() as interrupt:
         for scored in found:
             known, fresh = known + len(scored.archs), fresh + scored.fresh
             best = max([best, *(s.accuracy for s in scored.scores if s.accuracy > best)])

@@ -15,7 +15,7 @@ from superformer.cost import cost
 from superformer.evaluation.evaluator import Evaluator, Race, Score, sides_of
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.evaluation.trained_run import TrainedRun
-from superformer.recipes.settings import Options
+from superformer.recipes.search import Options
 from superformer.runs.processes import World
 from superformer.search import pareto
 from superformer.search.history import Evaluation, History

@@ -37,9 +37,8 @@ from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import Tell, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.recipes.settings import Evolve
-from superformer.runs import folder as run_folder
-from superformer.runs.folder import Run
+from superformer.recipes.search import SpaceEvolution
+from superformer.runs.folder import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.pareto import Floats
 from superformer.search.scores import Scorer, history_of
@@ -205,7 +204,7 @@ def evolve_space(
     tell = teller(console)
     folder, space = Path(folder), space_of(settings)
     known = {d.name for d in dimensions(space)}
-    if strange := set(settings.evolve.gamma) - known - set(Evolve().gamma):
+    if strange := set(settings.evolve.gamma) - known - set(SpaceEvolution().gamma):
         raise SuperformerError(
             f"evolve.gamma has a step for {min(strange)!r}, which is no dimension: {nearest(min(strange), known)}"
         )
@@ -217,7 +216,7 @@ def evolve_space(
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
         run = train(_for(settings, space, folder, t), spec, here, console=console)
-        run_folder.note(folder)
+        note_command(folder)
         entry, trends = _measure(run, settings, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         tell(

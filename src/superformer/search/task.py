@@ -19,7 +19,7 @@ from superformer.cost.memory_table import MemoryTable
 from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.progress import Tell
-from superformer.recipes.settings import Options, chosen
+from superformer.recipes.search import Options, method_with_changes
 from superformer.runs.folder import Run
 from superformer.runs.processes import World
 from superformer.runs.storage import load_supernet
@@ -57,7 +57,7 @@ class Task:
     ) -> Task:
         """Everything but the pictures; unknown words and limits that nobody can meet are refused here."""
         recipe = run.recipe()
-        own = chosen(recipe.search, which, changes)
+        own = method_with_changes(recipe.search, which, changes)
         net = load_supernet(run.supernet_file)
         sought = options.sought(limits)
         if World.join().first:

@@ -7,10 +7,11 @@ it: of a hidden unit its row of fc1, its bias and its column of fc2; of a head i
 its columns of the projection. Whole heads move, weight and bias alike. The channels of the tokens are never re-ordered:
 residuals and norms tie them through the whole network, and features would change their meaning.
 
-One function serves all families: a module says which axes begin and end within it (`inner`), and the layers say which
-of their tensors lie on these axes (`Elastic.dims`). Depthwise kernels, batch norms with their statistics,
-squeeze-excite, tables of relative positions and talking heads (both dimensions) move with the channels they belong to.
-NASViT's last convolution stays: its channels are the features.
+One function serves all families: a module with axes that begin and end within it, so that nothing else sees the order
+of their channels, says which (``sortable(heads)``, with the numbers of heads that its block may have, gives
+`superformer.elastic.axis.Units`), and the layers say which of their tensors lie on these axes (`Elastic.dims`).
+Depthwise kernels, batch norms with their statistics, squeeze-excite, tables of relative positions and talking heads
+(both dimensions) move with the channels they belong to. NASViT's last convolution stays: its channels are the features.
 
 Two departures from the released code: the optimiser's moments can follow (`Order.follow`), and so can averaged weights
 (`Order.apply`); where one matrix serves several head counts that divide it evenly (ViTAS), only parts that are whole
@@ -80,10 +81,8 @@ def _places(module: nn.Module, units: Units) -> Iterator[_Place]:
 
 
 def _importance(count: int, places: Sequence[_Place]) -> Tensor:
-    norms = [
-        place.norms(count) for place in places if isinstance(place.tensor, nn.Parameter)
-    ]  # not the statistics of norms
-    return torch.stack(norms).sum(0)
+    """The L1 norms of units, over all weights they lie on (not the statistics of norms)."""
+    return torch.stack([p.norms(count) for p in places if isinstance(p.tensor, nn.Parameter)]).sum(0)
 
 
 def importances(net: Network) -> dict[str, Tensor]:
@@ -94,10 +93,7 @@ def importances(net: Network) -> dict[str, Tensor]:
 @dataclass(frozen=True)
 class Order:
     """A re-ordering that was applied to a network: by a tensor's name, and for each dimension that moved, which old
-    channel comes where.
-
-    What else has the form of its weights can follow.
-    """
+    channel comes where. What else has the form of its weights can follow."""
 
     moves: Mapping[str, Mapping[int, Tensor]]
 
@@ -105,13 +101,9 @@ class Order:
     def apply(self, tensors: Mapping[str, Tensor]) -> None:
         """Re-order, in place, tensors under the names of the network's: the ``state_dict()`` of a copy, averaged
         weights."""
-        done = set()
+        done = set()  # types of Twins may share one tensor
         for name, tensor in tensors.items():
-            which = (
-                tensor.untyped_storage().data_ptr(),
-                tensor.storage_offset(),
-                tensor.shape,
-            )  # types of Twins may share one tensor
+            which = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
             if name in self.moves and which not in done:
                 done.add(which)
                 _move(tensor, self.moves[name])
@@ -142,7 +134,8 @@ def sort_channels(net: Network) -> Order:
     networks use, and sorting is refused."""
     if net.space.size > 1 and net.sharing.rule != "ordinal":
         raise SuperformerError(
-            f"channels are sorted with ordinal sharing, whose small networks have the first ones; this supernet's is {net.sharing.rule}"
+            "channels are sorted with ordinal sharing, whose small networks have the first ones; this supernet's is "
+            f"{net.sharing.rule}"
         )
     moved: dict[int, dict[int, Tensor]] = {}
     for _, count, places in _groups(net):

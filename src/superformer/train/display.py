@@ -1,5 +1,4 @@
-"""What a training run tells while it goes: a live line on a terminal, plain lines in a log, ``metrics.jsonl``
-always."""
+"""What a training run tells while it goes: a live line on a terminal, lines in a log, ``metrics.jsonl`` always."""
 
 from __future__ import annotations
 
@@ -12,15 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from superformer import files
-from superformer.evaluation.evaluator import Evaluator
 from superformer.progress import Clock, teller
 from superformer.space import Space
 from superformer.space.arch import Arch
 
 
 class Metrics:
-    """``metrics.jsonl``: one line of JSON for everything measured; TensorBoard's files beside it, if it is
-    installed."""
+    """``metrics.jsonl``: one line of JSON for everything measured; TensorBoard's files beside it, if it is there."""
 
     def __init__(self, path: Path, step: int):
         """Lines after ``step`` are of steps that will be done again: they are taken out."""
@@ -28,12 +25,17 @@ class Metrics:
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
             files.write(path, "".join(f"{line}\n" for line in kept))
-        with files.storage(path):
+        with files.disk_errors(path):
             self.file = open(path, "a", buffering=1)  # noqa: SIM115  # closed by close()
-        self.board = _tensorboard(path.parent, step)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board: Any = SummaryWriter(str(path.parent / "tensorboard"), purge_step=step + 1)
+        except ImportError:
+            self.board = None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        with files.storage(self.path):
+        with files.disk_errors(self.path):
             self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if self.board is not None:
             for name, value in values.items():
@@ -52,14 +54,6 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError):
         return float("inf")
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 class Pace:
@@ -96,14 +90,9 @@ class Display:
         self.console, self.total, self.begun, self.clock = console, total, done, Clock()
         self.progress: Progress | None = None
         if console.is_terminal:
-            self.progress = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[said]}"),
-                TimeElapsedColumn(),
-                console=console,
-            )
+            said = TextColumn("{task.fields[said]}")
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), said, TimeElapsedColumn())
+            self.progress = Progress(*columns, console=console)
             self.task = self.progress.add_task("", total=total, completed=done, said="")
             self.progress.start()
 
@@ -113,7 +102,9 @@ class Display:
 
     def step(self, done: int, **values: float) -> None:
         said = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        said += f"  {_clock(self.left(done))} left"
+        minutes, seconds = divmod(round(self.left(done)), 60)
+        hours, minutes = divmod(minutes, 60)
+        said += f"  {hours}:{minutes:02d}:{seconds:02d} left" if hours else f"  {minutes}:{seconds:02d} left"
         if self.progress is not None:
             self.progress.update(self.task, completed=done, said=said)
         elif self.clock.due() or done == self.total:
@@ -128,26 +119,11 @@ class Display:
             self.progress.stop()
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-# Health while training: the accuracy of the smallest, the largest and a few random sub-networks, always the same
-# ones.
-
-
 def watched(space: Space, networks: int, seed: int) -> dict[str, Arch]:
-    """The sub-networks that are watched; of a network by itself, the network."""
+    """The sub-networks whose accuracy tells the health of a training, always the same: the smallest, the largest and a
+    few random ones; of a network by itself, the network."""
     if space.size == 1:
         return {"of the network": space.smallest()}
     random = space.sample(networks, seed=seed) if networks else []
-    return {"smallest": space.smallest(), "largest": space.largest()} | {
-        f"random {i + 1}": a for i, a in enumerate(random)
-    }
-
-
-def check(judge: Evaluator, archs: dict[str, Arch]) -> dict[str, float]:
-    """The accuracy of every watched sub-network."""
-    return dict(zip(archs, judge(list(archs.values())), strict=True))
+    named = {f"random {i + 1}": arch for i, arch in enumerate(random)}
+    return {"smallest": space.smallest(), "largest": space.largest(), **named}

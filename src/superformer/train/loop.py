@@ -1,4 +1,5 @@
-"""The network and the trainer that a recipe describes, before the first step."""
+"""The loop: from a recipe and pictures to a trained supernet in a run folder. Killed at any moment, the same call goes
+on where it was."""
 
 from __future__ import annotations
 
@@ -9,108 +10,31 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from superformer import data
-from superformer.cost.runtimes import pinned
 from superformer.elastic.conv import synchronise
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
-from superformer.interop.timm_weights import from_timm
 from superformer.kernels.memory import keep_freed
-from superformer.progress import Tell, deferred, quiet, teller
+from superformer.machine import torch_threads
+from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.recipes.settings import Start
-from superformer.runs import folder as provenance
-from superformer.runs import storage as checkpoint
-from superformer.runs.folder import Run
+from superformer.runs.folder import Run, note_command
 from superformer.runs.processes import World
-from superformer.runs.storage import load_network, load_supernet, save_supernet
+from superformer.runs.storage import latest_checkpoint, list_checkpoints, save_checkpoint, save_supernet
 from superformer.space import Space
+from superformer.space.costs import skeleton
+from superformer.space.schema import family
 from superformer.spaces import supernet
-from superformer.train import display as watch
-from superformer.train import losses as teachers
-from superformer.train import step as state
-from superformer.train import warm_start as start
 from superformer.train.channel_sort import sort_channels
-from superformer.train.display import Display, Metrics, Pace
+from superformer.train.display import Display, Metrics, Pace, watched
+from superformer.train.losses import load_teachers
+from superformer.train.optimizer import check_no_decay, unmatched
 from superformer.train.step import Outcome, Trainer
-
-
-def prepare(
-    recipe: Recipe,
-    space: Space,
-    classes: Sequence[str],
-    steps: int,
-    steps_per_epoch: int,
-    world: World,
-    begins: bool = True,
-    tell: Tell = lambda text: None,
-) -> Trainer:
-    """The trainer of a run that begins, or (without weights to start from) of one that goes on."""
-    words: dict[str, Any] = {}
-    if recipe.mix.patches != "off":
-        if space.family != "vit_res":
-            raise SuperformerError(
-                f"mix.patches needs networks with a patch head (family vit_res), not {space.family}: set mix.patches=off"
-            )
-        words["patch_head"] = True
-    if recipe.train.channel_sort and recipe.sharing != "ordinal":
-        raise SuperformerError(
-            f"train.channel_sort puts the best channels first; {recipe.sharing} sharing has no first ones: set it to 0"
-        )
-    if recipe.sampling.rule == "multi" and recipe.train.batch_size % (
-        recipe.sampling.networks * recipe.train.accumulate * world.size
-    ):
-        raise SuperformerError(
-            f"a batch of {recipe.train.batch_size} cannot be shared equally by {recipe.sampling.networks} networks, {world.size} processes"
-            f" and {recipe.train.accumulate} parts: change train.batch_size or sampling.networks"
-        )
-    taught = teachers.load(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, tuple(classes))
-    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **words)
-    if begins and (report := warm_start(net, recipe.start)) is not None:
-        tell(report.text())
-    net.to(world.device).train()
-    if recipe.train.sync_norm and world.size > 1:
-        synchronise(net)
-    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in taught])
-
-
-def warm_start(net: Network, settings: Start) -> start.Report | None:
-    """Weights to begin with, from an earlier run, a stand-alone network or a timm network."""
-    given = [name for name in ("run", "network", "timm") if getattr(settings, name) is not None]
-    if len(given) > 1:
-        raise SuperformerError(f"start.{given[0]} and start.{given[1]} are two beginnings: give one of them")
-    if settings.run is not None:
-        return start.from_supernet(net, load_supernet(Run.open(settings.run).supernet_file))
-    if settings.network is not None:
-        return start.from_network(net, load_network(settings.network).net)
-    if settings.timm is None:
-        return None
-    words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
-    if settings.checkpoint is not None:
-        if not settings.checkpoint.endswith(".safetensors"):
-            raise SuperformerError(
-                f"start.checkpoint must be a safetensors file, which can hold nothing but weights, not {settings.checkpoint}"
-            )
-        words["checkpoint_path"] = settings.checkpoint
-    try:
-        model = from_timm(settings.timm, **words)
-    except SuperformerError:
-        raise
-    except Exception as error:  # timm's own errors are of many kinds
-        raise SuperformerError(
-            f"timm cannot make {settings.timm!r} with these weights ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
-            "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
-        ) from error
-    return start.from_network(net, model)
-
-
-# The loop: from a recipe and pictures to a trained supernet in a run folder. Killed at any moment, the same call goes
-# on where it was.
+from superformer.train.warm_start import from_settings
 
 
 def train(
@@ -124,113 +48,159 @@ def train(
     keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-        with pinned(settings.train.threads):
-            return _train(settings, data_spec, Path(folder), world, quiet(console))
+        with torch_threads(settings.train.threads):
+            return _train(settings, data_spec, Path(folder), world, quiet(console if world.first else None))
     finally:
         world.leave()
 
 
 def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Console) -> Run:
-    space = space_of(recipe)
+    run, space = Run(folder), space_of(recipe)
     img_size = recipe.img_size or space.img_size
     pictures = data.load(spec, recipe.data, img_size)
     steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
     _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
-    run = Run(folder)
+    recipe = with_own_no_decay(run, recipe, len(pictures.classes))
     run.check(recipe, facts)
-    loop = _Loop(
-        run, recipe, space, pictures, img_size, steps_per_epoch, world, quiet(console if world.first else None)
-    )
-    trainer = loop.prepare()  # what is wrong with the settings is found before anything is written
+
+    # what is wrong with the settings is found before anything is written
+    steps, tell = max(1, round(recipe.train.epochs * steps_per_epoch)), teller(console)
+    warm = not list_checkpoints(run.checkpoints)
+    trainer = build_trainer(recipe, space, pictures.classes, steps, steps_per_epoch, world, warm=warm, tell=tell)
+    if not run.recipe_file.exists():
+        check_no_decay(recipe.optimizer.no_decay, trainer.net)
+
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
-            provenance.note(run.folder)
+            note_command(run.folder)
         world.wait()
-        return loop.go(trainer)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = latest_checkpoint(run.checkpoints)
+        for warning in told:
+            tell(f"warning: {warning.message}")
+        done = 0
+        if found is not None:
+            trainer.restore(found)
+            done = found.step
+            tell(f"going on after step {done} of {steps}")
+        if done >= steps and run.supernet_file.exists():
+            tell(f"{run.folder} is already trained ({steps} steps)")
+            return run
+        _Loop(run, trainer, pictures, img_size, console, done).go()
+        if world.first:
+            about = {"step": steps, "mean": recipe.data.mean, "std": recipe.data.std}
+            save_supernet(trainer.best, run.supernet_file, pictures.classes, **about)
+        world.wait()
+    return run
+
+
+def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
+    """The recipe with a run's own words of ``no_decay``, if both differ only in words that match no weight.
+
+    Recipes once had such words (S3's ``bias_table``), which are refused now; runs that were begun with them go on.
+    """
+    words = run.recipe().optimizer.no_decay if run.recipe_file.exists() else recipe.optimizer.no_decay
+    if words == recipe.optimizer.no_decay:
+        return recipe
+    net = recipe_skeleton(recipe, num_classes)
+    own, given = ({*w} - {*unmatched(w, net)} for w in (words, recipe.optimizer.no_decay))
+    if own != given:
+        return recipe
+    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"no_decay": words})})
+
+
+def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
+    """The network that a recipe trains, without any weight in memory."""
+    return skeleton(space_of(recipe), num_classes, tuple(_head_settings(recipe).items()))
+
+
+def _head_settings(recipe: Recipe) -> dict[str, bool]:
+    return {"patch_head": True} if recipe.mix.patches != "off" else {}
+
+
+def build_trainer(
+    recipe: Recipe,
+    space: Space,
+    classes: Sequence[str],
+    steps: int,
+    steps_per_epoch: int,
+    world: World,
+    *,
+    warm: bool = True,
+    tell: Tell = lambda text: None,
+) -> Trainer:
+    """The network and the trainer that a recipe describes, before the first step; ``warm``: with the weights that the
+    recipe starts from (a run that goes on has its own)."""
+    settings = recipe.train
+    if recipe.mix.patches != "off" and not family(space.family).patch_head_possible:
+        raise SuperformerError(
+            f"mix.patches needs networks with a patch head (family vit_res), not {space.family}: set mix.patches=off"
+        )
+    if settings.channel_sort and recipe.sharing != "ordinal":
+        raise SuperformerError(
+            f"train.channel_sort puts the best channels first; {recipe.sharing} sharing has no first ones: set it to 0"
+        )
+    networks = recipe.sampling.networks
+    if recipe.sampling.rule == "multi" and settings.batch_size % (networks * settings.accumulate * world.size):
+        raise SuperformerError(
+            f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
+            f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
+        )
+    teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes)
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **_head_settings(recipe))
+    if warm and (report := from_settings(net, recipe.start)) is not None:
+        tell(report.text())
+    net.to(world.device).train()
+    if settings.sync_norm and world.size > 1:
+        synchronise(net)
+    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in teachers])
 
 
 @dataclass
 class _Loop:
+    """The steps of a run, and what happens between them."""
+
     run: Run
-    recipe: Recipe
-    space: Space
+    trainer: Trainer
     pictures: data.DataSet
     img_size: int
-    steps_per_epoch: int
-    world: World
     console: Console
-    steps: int = field(init=False)
-    tell: Tell = field(init=False)
+    done: int
+    metrics: Metrics | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.steps = max(1, round(self.recipe.train.epochs * self.steps_per_epoch))
-        self.tell = teller(self.console)
+        trainer = self.trainer
+        self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.steps
+        self.per_epoch = trainer.steps_per_epoch
 
-    def prepare(self) -> Trainer:
-        return prepare(
-            self.recipe, self.space, self.pictures.classes, self.steps, self.steps_per_epoch, self.world,
-            begins=not checkpoint.listed(self.run.checkpoints), tell=self.tell,
-        )  # fmt: skip
-
-    def go(self, trainer: Trainer) -> Run:
-        done = self._resume(trainer)
-        if done >= self.steps and self.run.supernet_file.exists():
-            self.tell(f"{self.run.folder} is already trained ({self.steps} steps)")
-            return self.run
-        self._steps(trainer, done)
+    def go(self) -> None:
         if self.world.first:
-            facts = {"step": self.steps, "mean": self.recipe.data.mean, "std": self.recipe.data.std}
-            save_supernet(trainer.best, self.run.supernet_file, self.pictures.classes, **facts)
-        self.world.wait()
-        return self.run
-
-    def _sort(self, trainer: Trainer) -> None:
-        """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance;
-        the optimiser's moments and the average of the weights follow (the released ones do not)."""
-        order = sort_channels(trainer.net)
-        order.follow(trainer.optimizer, trainer.net)
-        if trainer.ema is not None:
-            order.apply(trainer.ema.module.state_dict())
-
-    def _resume(self, trainer: Trainer) -> int:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found = checkpoint.latest(self.run.checkpoints)
-        for warning in told:
-            self.tell(f"warning: {warning.message}")
-        if found is None:
-            return 0
-        state.restore(trainer, found)
-        self.tell(f"going on after step {found.step} of {self.steps}")
-        return found.step
-
-    def _steps(self, trainer: Trainer, done: int) -> None:
-        self.metrics = Metrics(self.run.metrics_file, done) if self.world.first else None
-        self.display = Display(self.console, self.steps, done)
+            self.metrics = Metrics(self.run.metrics_file, self.done)
+        self.display = Display(self.console, self.steps, self.done)
         self.saved, self.pace = time.monotonic(), Pace()
         try:
-            with deferred() as self.interrupt:
-                while done < self.steps:
-                    done = self._epoch(trainer, done)
+            with deferred_interrupts() as self.interrupt:
+                while self.done < self.steps:
+                    self._epoch()
         finally:
             self.display.close()
             if self.metrics is not None:
                 self.metrics.close()
 
-    def _epoch(self, trainer: Trainer, done: int) -> int:
+    def _epoch(self) -> None:
         """The rest of an epoch."""
-        recipe, world = self.recipe, self.world
-        epoch, at = divmod(done, self.steps_per_epoch)
-        self.done = done
-        if at == 0 and done < recipe.train.channel_sort * self.steps:
-            self._sort(trainer)
+        recipe, world, trainer = self.recipe, self.world, self.trainer
+        epoch, at = divmod(self.done, self.per_epoch)
+        if at == 0 and self.done < recipe.train.channel_sort * self.steps:
+            self._sort()
         batches = data.train_batches(
-            self.pictures.train, recipe.data, recipe.mix, self.img_size,
-            seed=recipe.seed, epoch=epoch, batch_size=recipe.train.batch_size, start=at, rank=world.rank, world=world.size,
-            patch_grid=self._patch_grid(trainer.net),
+            self.pictures.train, recipe.data, recipe.mix, self.img_size, seed=recipe.seed, epoch=epoch,
+            batch_size=recipe.train.batch_size, start=at, rank=world.rank, world=world.size,
+            patch_grid=trainer.net.patch_grid(self.img_size) if recipe.mix.patches != "off" else None,
         )  # fmt: skip
         with closing(batches):
             for batch in batches:
@@ -239,31 +209,28 @@ class _Loop:
                 self.done += 1
                 self.pace.note(recipe.train.batch_size, time.monotonic() - start, batches.waited)
                 self._tell(outcome)
-                self._judge(trainer, outcome)
-                if self._due(self.recipe.watch.every * self.steps_per_epoch):
-                    self._check(trainer)
+                if outcome.bad is not None:
+                    self._tell_skipped(outcome.bad)
+                if world.first and self._check_due():
+                    self._check()
                 if world.first and (self._save_due() or self.interrupt.asked):
-                    self._save(trainer, self.done)
+                    save_checkpoint(self.run.checkpoints, trainer.checkpoint(self.done), recipe.watch.keep)
+                    self.saved = time.monotonic()
                 if self.interrupt.asked and self.done < self.steps:
                     raise StoppedError(
                         f"interrupted after step {self.done} of {self.steps}: the same command goes on from here"
                     )
                 if self.done >= self.steps:
                     break
-        return self.done
 
-    def _patch_grid(self, net: Network) -> int | None:
-        """Patches of the last stage in a row, for token labelling."""
-        if self.recipe.mix.patches == "off":
-            return None
-        side = int(net.grid({}, self.img_size, self.img_size)[0])
-        for _ in net.stages[1:]:
-            side = -(-side // 2)
-        return side
-
-    def _due(self, every: float) -> bool:
-        """Whether a moment that comes every so many steps lies in the step just done; the end is one, too."""
-        return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
+    def _sort(self) -> None:
+        """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance;
+        the optimiser's moments and the average of the weights follow (the released ones do not)."""
+        trainer = self.trainer
+        order = sort_channels(trainer.net)
+        order.follow(trainer.optimizer, trainer.net)
+        if trainer.ema is not None:
+            order.apply(trainer.ema.module.state_dict())
 
     def _tell(self, outcome: Outcome) -> None:
         self.display.step(self.done, loss=outcome.loss, lr=outcome.lr, **{"img/s": self.pace.speed})
@@ -271,52 +238,46 @@ class _Loop:
             return
         if self.done % self.recipe.watch.log == 0 or self.done == self.steps:
             self.metrics.write(
-                "step", self.done, epoch=self.done / self.steps_per_epoch, loss=outcome.loss, lr=outcome.lr, grad_norm=outcome.grad_norm,
-                images_per_second=self.pace.speed, waited=self.pace.idle, seconds_left=self.display.left(self.done),
+                "step", self.done, epoch=self.done / self.per_epoch, loss=outcome.loss, lr=outcome.lr,
+                grad_norm=outcome.grad_norm, images_per_second=self.pace.speed, waited=self.pace.idle,
+                seconds_left=self.display.left(self.done),
             )  # fmt: skip
         if outcome.conflict is not None:
             self.metrics.write("conflict", self.done, **outcome.conflict)
 
-    def _judge(self, trainer: Trainer, outcome: Outcome) -> None:
-        if outcome.bad is None:
-            return
+    def _tell_skipped(self, why: str) -> None:
+        """A skipped step; too many in a row end the run."""
         if self.metrics is not None:
-            self.metrics.write("skipped", self.done, why=outcome.bad)
-        self.display.note(f"step {self.done} was skipped: {outcome.bad}")
-        if trainer.guard.in_a_row >= self.recipe.watch.patience:
+            self.metrics.write("skipped", self.done, why=why)
+        self.display.note(f"step {self.done} was skipped: {why}")
+        in_a_row = self.trainer.guard.in_a_row
+        if in_a_row >= self.recipe.watch.patience:
             raise StoppedError(
-                f"{trainer.guard.in_a_row} steps in a row had to be skipped ({outcome.bad}). Try a smaller learning rate "
-                f"(optimizer.lr={self.recipe.optimizer.lr / 3:.1g}), gradients.clip=1, longer optimizer.warmup_epochs, train.amp=off, "
-                "in a new run folder; if the first steps fail already, look at the pictures"
+                f"{in_a_row} steps in a row had to be skipped ({why}). Try a smaller learning rate "
+                f"(optimizer.lr={self.recipe.optimizer.lr / 3:.1g}), gradients.clip=1, longer optimizer.warmup_epochs, "
+                "train.amp=off, in a new run folder; if the first steps fail already, look at the pictures"
             )
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check_due(self) -> bool:
+        """Whether a moment that comes every so many epochs lies in the step just done; the end is one, too."""
+        every = self.recipe.watch.every * self.per_epoch
+        return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
+
+    def _check(self) -> None:
         """The accuracy of the watched sub-networks on the search split."""
-        if not self.world.first:
-            return
-        recipe = self.recipe
+        watch, pictures, trainer = self.recipe.watch, self.pictures, self.trainer
         judge = Evaluator.of(
-            trainer.best,
-            recipe,
-            self.pictures,
-            self.pictures.search,
-            self.img_size,
-            recipe.watch.pictures,
-            self.world.device,
+            trainer.best, self.recipe, pictures, pictures.search, self.img_size, watch.pictures, self.world.device
         )
-        found = watch.check(judge, watch.watched(self.space, recipe.watch.networks, recipe.seed))
+        archs = watched(trainer.net.space, watch.networks, self.recipe.seed)
+        found = dict(zip(archs, judge(list(archs.values())), strict=True))
         assert self.metrics is not None
         self.metrics.write("health", self.done, accuracy=found, skipped=trainer.guard.skipped)
-        self.display.note(
-            f"epoch {self.done / self.steps_per_epoch:.4g}: accuracy on the search split "
-            + ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.items())
-        )
+        told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.items())
+        self.display.note(f"epoch {self.done / self.per_epoch:.4g}: accuracy on the search split {told}")
 
     def _save_due(self) -> bool:
-        steps = self.recipe.watch.checkpoint_steps
-        late = time.monotonic() - self.saved >= self.recipe.watch.checkpoint_seconds
-        return late or self.done == self.steps or (steps is not None and self.done % steps == 0)
-
-    def _save(self, trainer: Trainer, done: int) -> None:
-        checkpoint.save(self.run.checkpoints, state.capture(trainer, done), self.recipe.watch.keep)
-        self.saved = time.monotonic()
+        watch = self.recipe.watch
+        late = time.monotonic() - self.saved >= watch.checkpoint_seconds
+        due = watch.checkpoint_steps is not None and self.done % watch.checkpoint_steps == 0
+        return late or due or self.done == self.steps

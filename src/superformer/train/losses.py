@@ -1,4 +1,4 @@
-"""What a sub-network is trained towards.
+"""What a sub-network is trained towards: targets, the largest network, outside teachers.
 
 Everything is computed in float32 at least, also where the networks run in bfloat16.
 """
@@ -9,6 +9,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -22,9 +23,9 @@ from superformer.runs.storage import IMAGENET, load_network
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels or with soft targets (the last dimension: classes), the mean over everything else."""
-    logits = _full(logits)
+    logits = _float(logits)
     soft = targets.is_floating_point()
-    return F.cross_entropy(logits.flatten(0, -2), (_full(targets).flatten(0, -2) if soft else targets.flatten()))
+    return F.cross_entropy(logits.flatten(0, -2), (_float(targets).flatten(0, -2) if soft else targets.flatten()))
 
 
 def token_labelling(
@@ -38,15 +39,12 @@ def token_labelling(
     return soft_cross_entropy(logits, targets) + weight * soft_cross_entropy(patch_logits, patch_targets)
 
 
-# --- teachers ---
-
-
 def teacher_targets(logits: Sequence[Tensor], scale: float = 1.0) -> Tensor:
     """The mean of ``softmax(scale * logits)`` over outside teachers.
 
     NASViT's paper has one teacher and no scale; its released code two, with a scale of 5, which sharpens.
     """
-    return torch.stack([torch.softmax(scale * _full(x), -1) for x in logits]).mean(0).detach()
+    return torch.stack([torch.softmax(scale * _float(x), -1) for x in logits]).mean(0).detach()
 
 
 # --- in-place distillation: the largest teaches the others ---
@@ -62,7 +60,7 @@ def distillation(logits: Tensor, teacher: Tensor, settings: Loss) -> Tensor:
 def kl(logits: Tensor, teacher: Tensor) -> Tensor:
     """KL(teacher || student), the mean over the batch (NASViT, appendix C.1, with D the Kullback-Leibler
     divergence)."""
-    p, q = (_full(x).log_softmax(-1) for x in (teacher.detach(), logits))
+    p, q = (_float(x).log_softmax(-1) for x in (teacher.detach(), logits))
     return F.kl_div(q, p, reduction="batchmean", log_target=True)
 
 
@@ -85,7 +83,7 @@ def divergence(logits: Tensor, teacher: Tensor, alpha: float, clip: float = 5.0)
     surrogate is -sum q rho log q, with rho = w^alpha / alpha + f(1), where only log q has a gradient. w^alpha is
     clipped, but at alpha = 1 (as released), where the value is KL(teacher || student) and the surrogate the
     cross-entropy. Alpha = 0 is the limit, KL(student || teacher)."""
-    log_q, log_p = _full(logits).log_softmax(-1), _full(teacher).detach().log_softmax(-1)
+    log_q, log_p = _float(logits).log_softmax(-1), _float(teacher).detach().log_softmax(-1)
     q, log_w = log_q.detach().exp(), log_p - log_q.detach()
     if abs(alpha - 1) < 1e-3:
         p = log_p.exp()
@@ -98,12 +96,14 @@ def divergence(logits: Tensor, teacher: Tensor, alpha: float, clip: float = 5.0)
     return (q * (power * base - base)).sum(-1), -(q * (power / alpha + base) * log_q).sum(-1)
 
 
-def _full(x: Tensor) -> Tensor:
+def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-# Outside teachers: pretrained networks whose predictions are targets (NASViT, section 2: an EfficientNet-B5 teaches
-# the largest network; released: the mean of two ResNeXt-101).
+# --- outside teachers ---
+#
+# Pretrained networks whose predictions are targets (NASViT, section 2: an EfficientNet-B5 teaches the largest network;
+# released: the mean of two ResNeXt-101).
 
 
 class Teacher(nn.Module):
@@ -119,9 +119,7 @@ class Teacher(nn.Module):
         self.shift: Tensor
         self.register_buffer("scale", scale.view(-1, 1, 1))
         self.register_buffer("shift", shift.view(-1, 1, 1))
-        self.same = bool(torch.allclose(scale, torch.ones(()))) and bool(
-            torch.allclose(shift, torch.zeros(()), atol=1e-6)
-        )
+        self.same = torch.allclose(scale, torch.ones(())) and torch.allclose(shift, torch.zeros(()), atol=1e-6)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -138,7 +136,7 @@ class Teacher(nn.Module):
         return super().train(False)
 
 
-def load(
+def load_teachers(
     names: Sequence[str],
     num_classes: int,
     mean: Sequence[float] = IMAGENET[0],
@@ -150,28 +148,34 @@ def load(
 
     ``mean`` and ``std`` are those that the pictures were normalised with; ``classes`` the names of the data's classes,
     compared with those that a folder tells."""
-    return [
-        (_folder if Path(n).is_dir() or os.sep in n else _timm)(n, num_classes, tuple(mean), tuple(std), tuple(classes))
-        for n in names
-    ]
+    out = []
+    for name in names:
+        if Path(name).is_dir() or os.sep in name:
+            stored = load_network(name)
+            _check_classes(name, stored.net.num_classes, num_classes)
+            if classes and stored.classes and tuple(classes) != stored.classes:
+                ours, theirs = next((a, b) for a, b in zip(classes, stored.classes, strict=True) if a != b)
+                raise SuperformerError(
+                    f"the teacher {name} knows other classes than the data, or in another order: {theirs!r} where the "
+                    f"data have {ours!r}"
+                )
+            net: nn.Module = stored.net
+            own: tuple[Sequence[float], Sequence[float]] = (stored.mean, stored.std)
+            size = None
+        else:
+            net, cfg = _timm_network(name, num_classes)
+            own = (cfg.mean, cfg.std)
+            size = (cfg.input_size[-2], cfg.input_size[-1]) if cfg.fixed_input_size else None
+        # the scale and the shift that lead from the pictures' normalisation to the teacher's
+        (m, s), (to_m, to_s) = (tuple(torch.tensor(v, dtype=torch.float32) for v in p) for p in ((mean, std), own))
+        if m.shape != to_m.shape:
+            raise SuperformerError(f"a teacher for pictures of {len(to_m)} channels cannot see pictures of {len(m)}")
+        out.append(Teacher(net, s / to_s, (m - to_m) / to_s, size))
+    return out
 
 
-def _folder(
-    name: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...], classes: tuple[str, ...]
-) -> Teacher:
-    found = load_network(name)
-    _check(name, found.net.num_classes, num_classes)
-    if classes and found.classes and classes != found.classes:
-        a, b = next((a, b) for a, b in zip(classes, found.classes, strict=True) if a != b)
-        raise SuperformerError(
-            f"the teacher {name} knows other classes than the data, or in another order: {b!r} where the data have {a!r}"
-        )
-    return Teacher(found.net, *_normalisation((mean, std), (found.mean, found.std)), None)
-
-
-def _timm(
-    name: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...], classes: tuple[str, ...]
-) -> Teacher:
+def _timm_network(name: str, num_classes: int) -> tuple[nn.Module, Any]:
+    """A network of timm with its published weights, and what timm says of them."""
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
         hint = f": did you mean {near[0]!r}?" if near else "; timm.list_models(pretrained=True) names all"
@@ -181,29 +185,17 @@ def _timm(
         raise SuperformerError(
             f"the teacher {name} has no published weights; timm.list_models(pretrained=True) names those that have"
         )
-    _check(name, cfg.num_classes, num_classes)
+    _check_classes(name, cfg.num_classes, num_classes)
     try:
-        net = timm.create_model(name, pretrained=True)
+        return timm.create_model(name, pretrained=True), cfg
     except Exception as error:  # what a download may raise is the affair of several libraries
         raise SuperformerError(
             f"the weights of the teacher {name} could not be loaded ({type(error).__name__}: {error})"
         ) from error
-    size = (cfg.input_size[-2], cfg.input_size[-1]) if cfg.fixed_input_size else None
-    return Teacher(net, *_normalisation((mean, std), (cfg.mean, cfg.std)), size)
 
 
-def _check(name: str, has: int, needed: int) -> None:
+def _check_classes(name: str, has: int, needed: int) -> None:
     if has != needed:
         raise SuperformerError(
             f"the teacher {name} knows {has} classes, the data have {needed}: a teacher must know the same classes"
         )
-
-
-def _normalisation(
-    given: tuple[Sequence[float], Sequence[float]], wanted: tuple[Sequence[float], Sequence[float]]
-) -> tuple[Tensor, Tensor]:
-    """The scale and the shift that lead from one normalisation to another."""
-    (m, s), (mean, std) = (tuple(torch.tensor(v, dtype=torch.float32) for v in pair) for pair in (given, wanted))
-    if m.shape != mean.shape:
-        raise SuperformerError(f"a teacher for pictures of {len(mean)} channels cannot see pictures of {len(m)}")
-    return s / std, (m - mean) / std

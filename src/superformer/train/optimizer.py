@@ -1,8 +1,8 @@
-"""How the gradients of a step's sub-networks become one (NASViT, section 3, eq. 1), and how much they conflict (table
-4).
+"""How the gradients of a step's sub-networks become one (NASViT, section 3, eq. 1), how much they conflict (table 4),
+and the optimiser that uses them.
 
-The largest network runs first and its gradients are set aside (`Kept`). The others' are summed in ``.grad``. Then both
-are joined: added, or with the component of one that works against the other taken out."""
+The largest network runs first and its gradients are set aside (`GradientMemory`). The others' are summed in ``.grad``.
+Then both are joined: added, or with the component of one that works against the other taken out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trainable(net: nn.Module) -> list[nn.Parameter]:
     return [p for p in net.parameters() if p.requires_grad]
 
 
-class Kept:
+class GradientMemory:
     """Memory for gradients that are set aside; all steps use the same."""
 
     def __init__(self) -> None:
@@ -67,23 +67,20 @@ class Products:
 @torch.no_grad()
 def products(params: Sequence[nn.Parameter], kept: Grads) -> Products:
     """The inner products that projection and the measure of conflict need."""
-    both = [
-        (i, _flat(p.grad), _flat(k))
-        for i, (p, k) in enumerate(zip(params, kept, strict=True))
-        if p.grad is not None and k is not None
-    ]
+
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(-1) if x.dtype == torch.float64 else x.reshape(-1).float()
+
+    pairs = enumerate(zip(params, kept, strict=True))
+    both = [(i, flat(p.grad), flat(k)) for i, (p, k) in pairs if p.grad is not None and k is not None]
     if not both:
         return Products()
     columns = [
-        torch.stack([torch.dot(*pair) for pair in pairs])
-        for pairs in zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
+        torch.stack([torch.dot(*pair) for pair in column])
+        for column in zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
     ]
     dot, sub, sup = torch.stack(columns).tolist()  # one wait for the device
     return Products(tuple(i for i, _, _ in both), tuple(dot), tuple(sub), tuple(sup))
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1) if x.dtype == torch.float64 else x.reshape(-1).float()
 
 
 @torch.no_grad()
@@ -126,20 +123,20 @@ def combine(
             if dot < 0 < norm + eps:
                 out = -dot / (norm + eps)
                 factors[i] = 1 + (out if cap is None else min(out, cap))
-    alike: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
     for i, (p, sup) in enumerate(zip(params, kept, strict=True)):
         if sup is None:
             continue
         if p.grad is None:
             p.grad = sup
         elif i not in factors:
-            alike.append((p.grad, sup))
+            added.append((p.grad, sup))
         elif priority == "subnets":
             torch.add(sup, p.grad, alpha=factors[i], out=p.grad)
         else:
             p.grad.add_(sup, alpha=factors[i])
-    if alike:
-        torch._foreach_add_([g for g, _ in alike], [k for _, k in alike])
+    if added:
+        torch._foreach_add_([g for g, _ in added], [k for _, k in added])
 
 
 @torch.no_grad()
@@ -179,7 +176,7 @@ def conflict(net: nn.Module, kept: Grads, known: Products | None = None) -> dict
     found = known or products(trainable(net), kept)
     sums: dict[str, list[float]] = {}
     for i, *row in zip(found.at, found.dot, found.sub, found.sup, strict=True):
-        own = sums.setdefault(layer(names[i]), [0.0, 0.0, 0.0])
+        own = sums.setdefault(layer_of(names[i]), [0.0, 0.0, 0.0])
         own[:] = [a + b for a, b in zip(own, row, strict=True)]
     layers = {name: _cosine(*row) for name, row in sums.items() if row[1] > 0 and row[2] > 0}
     tensors = [dot < 0 for dot, sub, sup in zip(found.dot, found.sub, found.sup, strict=True) if sub > 0 and sup > 0]
@@ -198,20 +195,35 @@ def _cosine(dot: float, sub: float, sup: float) -> float:
     return dot / norm if norm > 0 else 0.0
 
 
-def layer(name: str) -> str:
-    """The layer a parameter belongs to: its block, what leads into its stage, or its part outside the stages (stem,
-    head)."""
+def layer_of(name: str) -> str:
+    """The layer of a parameter: its block, what leads into its stage, or its part outside the stages (stem, head)."""
     found = re.match(r"stages\.\d+\.(blocks\.\d+|[^.]+)", name)
     return found[0] if found else name.split(".")[0]
 
 
-# The optimiser and its schedule: timm's, and weight decay that leaves alone what a step did not use.
+# --- the optimiser and its schedule: timm's, and weight decay that leaves alone what a step did not use ---
+
+
+def unmatched(words: Sequence[str], net: nn.Module) -> list[str]:
+    """The words of ``no_decay`` that are part of no parameter's name."""
+    names = [name for name, _ in net.named_parameters()]
+    return [word for word in words if not any(word in name for name in names)]
+
+
+def check_no_decay(words: Sequence[str], net: nn.Module) -> None:
+    """Refuse words of ``no_decay`` that mean nothing."""
+    for word in unmatched(words, net):
+        parts = {part: None for name, _ in net.named_parameters() for part in name.split(".") if not part.isdigit()}
+        raise SuperformerError(
+            f"optimizer.no_decay: no weight of this network has {word!r} in its name: take the word out; "
+            f"{nearest(word, parts)}"
+        )
 
 
 def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOptimizer:
     """An optimiser of timm with two groups: weights that decay, and vectors and the names of ``no_decay`` that do not.
 
-    Without ``decay`` it shrinks nothing itself; `shrink` then does.
+    Without ``decay`` it shrinks nothing itself; `decay_used` then does.
     """
     known = timm.optim.list_optimizers()
     if settings.name not in known:
@@ -220,10 +232,11 @@ def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOp
     decayed: list[nn.Parameter] = []
     for name, p in net.named_parameters():
         (kept if p.ndim <= 1 or any(word in name for word in settings.no_decay) else decayed).append(p)
-    groups = [{"params": kept, "weight_decay": 0.0, "decay": 0.0}]
-    groups.append(
-        {"params": decayed, "weight_decay": settings.weight_decay if decay else 0.0, "decay": settings.weight_decay}
-    )
+    rate = settings.weight_decay
+    groups = [
+        {"params": kept, "weight_decay": 0.0, "decay": 0.0},
+        {"params": decayed, "weight_decay": rate if decay else 0.0, "decay": rate},
+    ]
     info = timm.optim.get_optimizer_info(settings.name)
     words: dict[str, Any] = {"eps": settings.eps} if info.has_eps else {}
     if info.has_betas:
@@ -232,19 +245,14 @@ def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOp
         words["momentum"] = settings.momentum
     if settings.name in ("adamw", "adam"):
         words["fused"] = True  # one pass over the weights
-    made: TorchOptimizer = timm.optim.create_optimizer_v2(
-        [g for g in groups if g["params"]],
-        opt=settings.name,
-        lr=settings.lr,
-        weight_decay=0.0,
-        filter_bias_and_bn=False,
-        **words,
-    )
+    used = [g for g in groups if g["params"]]
+    words |= {"opt": settings.name, "lr": settings.lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
+    made: TorchOptimizer = timm.optim.create_optimizer_v2(used, **words)
     return made
 
 
 @torch.no_grad()
-def shrink(optimizer: TorchOptimizer) -> None:
+def decay_used(optimizer: TorchOptimizer) -> None:
     """Decoupled weight decay of what has a gradient: channels and blocks that a step did not use keep their weights."""
     for group in optimizer.param_groups:
         factor = group["lr"] * group["decay"]
@@ -272,11 +280,8 @@ class Schedule:
     def set(self, step: int) -> float:
         """Set the rate of a step."""
         if self.settings.schedule == "constant" and step >= self.warmup:
-            self._all([self.settings.lr] * len(self.optimizer.param_groups))
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.lr
         else:
             self.cosine.step_update(step)
         return float(self.optimizer.param_groups[0]["lr"])
-
-    def _all(self, rates: Iterable[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate

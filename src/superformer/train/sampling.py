@@ -1,9 +1,12 @@
-"""Progressive shrinking: the largest choices first, smaller ones little by little (ViT-ResNAS, appendix C: *warm up*;
-filter warm-up).
+"""Which sub-networks a step trains.
 
-"At the beginning, we only sample and train the largest sub-network. As the training proceeds, we gradually sample and
-train sub-networks with smaller widths and depths. After 25 % of total training epochs, sub-networks with any width and
-depth can be sampled." The paper does not say how; the schedule is the released one, by steps instead of epochs."""
+* ``single``: one, drawn uniformly (SPOS, AutoFormer, ViTAS);
+* ``sandwich``: the largest, the smallest, and some random ones (S3, algorithm 2; NASViT, section 2: two);
+* ``multi``: several in one forward-backward pass, each on its part of the batch (ViT-ResNAS, section 2.3).
+
+There is no state: the step's number and the seed decide everything, so a resumed run draws what the unbroken one would
+have drawn, and all processes draw the same. (NASViT's and AutoFormer's processes draw each its own.) Below are the
+warm-up, in which the largest choices come first, and the search for the probability of identities."""
 
 from __future__ import annotations
 
@@ -13,150 +16,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import Sampling
+from superformer.recipes.settings import Recipe
 from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
 from superformer.space.costs import cost, skeleton
 from superformer.space.stage import Spec, Times
 
-EXISTENCE = 4
-"""Whether a skippable block runs is a choice from the list [yes, yes, no, no], as released."""
-
-
-def enabled(choices: int, step: int, length: int) -> int:
-    """How many of a list of choices, the largest ones, may be drawn at a step of a warm-up of ``length`` steps."""
-    return choices if step >= length else 1 + step * (choices - 1) // length
-
-
-def skip(stage: Stage, step: int, length: int) -> float:
-    """The probability of leaving a skippable block out: with [yes, yes, no, no] nothing, then 1/3, then 1/2.
-
-    With another final probability than one half the odds grow in the same way: nothing, half of the final ones, the
-    final ones."""
-    absent = max(enabled(EXISTENCE, step, length) - EXISTENCE // 2, 0) / (EXISTENCE // 2)
-    odds = absent * stage.skip / (1 - stage.skip)
-    return odds / (1 + odds)
-
-
-def lengths(space: Space) -> tuple[int, ...]:
-    """The lengths of all lists of choices: two steps with the same number enabled of each have the same space."""
-    found = {len(spec.values) for spec in space.choices.values()}
-    for stage in space.stages:
-        found |= {len(spec.values) for specs in (stage.choices, *stage.blocks) for spec in specs.values()}
-        found.add(EXISTENCE if stage.free else len(stage.depths))
-    return tuple(sorted(found))
-
-
-def narrowed(space: Space, step: int, length: int) -> Space:
-    """The space that a step of the warm-up draws from: every architecture in it lies in ``space``, too."""
-    if step >= length:
-        return space
-
-    def cut(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        return {
-            name: spec
-            if isinstance(spec, Times)
-            else replace(spec, values=spec.values[-enabled(len(spec.values), step, length) :])
-            for name, spec in specs.items()
-        }
-
-    stages = []
-    for stage in space.stages:
-        own = replace(
-            stage, block=[cut(b) for b in stage.blocks], depth=stage.positions, skippable=(), choices=cut(stage.choices)
-        )
-        if not stage.free:
-            own = replace(own, depth=stage.depths[-enabled(len(stage.depths), step, length) :])
-        elif share := skip(stage, step, length):
-            own = replace(own, skippable=stage.free, skip=share)
-        stages.append(own)
-    return replace(space, name=f"{space.name}-warmup", stages=tuple(stages), choices=cut(space.choices))
-
-
-# The search for the probability of identities (ViTAS v1, section 4.3, *constrained sampling for budget alignment*).
-#
-# Where every position of a stage may be an identity, the average cost of what is sampled depends on how often it is.
-# The paper sets the probability ``p`` such that ``B = E[B(alpha)]`` for a budget ``B``: the supernet is then trained
-# at about the size that is searched for. As released: start at 0.5; while the mean of 1000 samples lies above the
-# window add 0.01, while it lies below subtract 0.01.
-#
-# The released counter takes the classifier once for each patch and leaves the class token out; here the samples' true
-# MACs are counted.
-
-
-SAMPLES, START, STEPS = 1000, 50, 100
-"""Samples for each mean; the first probability and all of them, in hundredths."""
-
-
-def search(mean: Callable[[float], float], low: float, high: float) -> float:
-    """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``.
-
-    The released loop runs for ever when a step of 0.01 jumps over the window; this one says so.
-    """
-    at, seen = START, dict[int, float]()
-    while True:
-        value = seen[at] = mean(at / STEPS)
-        if low <= value <= high:
-            return at / STEPS
-        here, at = at, at + (1 if value > high else -1)
-        wanted = f"no probability of identities gives expected MACs from {low:,.0f} to {high:,.0f}: at {here / STEPS:g} they are {value:,.0f}"
-        if at in seen:
-            raise InfeasibleError(f"{wanted}, at {at / STEPS:g} {seen[at]:,.0f}; widen the window")
-        if not 0 < at < STEPS:
-            raise InfeasibleError(
-                f"{wanted}, and there is nothing beyond; {'raise' if value > high else 'lower'} the window"
-            )
-
-
-def with_identities(space: Space, probability: float) -> Space:
-    """The space whose skippable positions are identities with this probability."""
-    return replace(
-        space, stages=tuple(replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages)
-    )
-
-
-def aligned(
-    space: Space,
-    limits: tuple[float | None, float | None],
-    seed: list[int],
-    num_classes: int = 1000,
-    img_size: int | None = None,
-) -> Space:
-    """The space with the probability of identities that brings the expected MACs within limits.
-
-    Every probability is tried with the same random numbers, drawn from ``seed``.
-    """
-    if not any(s.free for s in space.stages):
-        raise SuperformerError(
-            f"sampling: identity needs free identities, and {space.name} has none (its stages have lists of depths); "
-            "give the limits as macs instead, and every random network is drawn within them"
-        )
-    low, high = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
-    if low > high:
-        raise InfeasibleError(f"identity={limits!r} leaves nothing: the lower end must not be above the upper end")
-
-    def mean(probability: float) -> float:
-        genes = with_identities(space, probability).sample_genes(SAMPLES, np.random.default_rng(seed))
-        return float(cost(space, genes, num_classes, img_size).macs.mean())
-
-    return with_identities(space, search(mean, float(low), float(high)))
-
-
-# Which sub-networks a step trains.
-#
-# * ``single``: one, drawn uniformly (SPOS, AutoFormer, ViTAS); * ``sandwich``: the largest, the smallest, and some
-# random ones (S3, algorithm 2, with two; NASViT, section 2, with two); * ``multi``: several in one forward-backward
-# pass, each on its part of the batch (ViT-ResNAS, section 2.3).
-#
-# There is no state: the step's number and the seed decide everything, so a resumed run draws what the unbroken one
-# would have drawn, and all processes draw the same. (NASViT's and AutoFormer's processes draw each its own.)
-
-
 ARCHS, SIDE, IDENTITY = 1, 2, 3
 """What a random stream is for."""
 BLOCK = 64
 """Steps whose networks are drawn together: a draw within limits costs hardly more than one for a single step."""
+EXISTENCE = 4
+"""Whether a skippable block runs is a choice from the list [yes, yes, no, no], as released."""
+SAMPLES, START, HUNDREDTHS = 1000, 50, 100
+"""Of the search for the probability of identities: samples for each mean; the first probability, in hundredths."""
 
 
 @dataclass(frozen=True)
@@ -180,34 +54,26 @@ class Sampler:
     limits a sandwich). During a warm-up the smallest is that of the choices admitted so far. With limits the warm-up
     begins where the first networks within them appear."""
 
-    def __init__(
-        self,
-        space: Space,
-        settings: Sampling,
-        *,
-        sharing: str,
-        num_classes: int,
-        seed: int,
-        total_steps: int,
-        img_size: int | None = None,
-    ):
-        self.settings, self.num_classes, self.seed, self.img_size = settings, num_classes, seed, img_size
+    def __init__(self, space: Space, recipe: Recipe, num_classes: int, total_steps: int):
+        settings = recipe.sampling
+        self.settings, self.num_classes, self.seed, self.img_size = settings, num_classes, recipe.seed, recipe.img_size
         self.random = {"single": 1, "sandwich": settings.networks, "multi": settings.networks}[settings.rule]
         if settings.rule == "multi" and not self.random:
             raise SuperformerError("sampling: rule=multi needs networks of at least 1, the number that share a batch")
-        if settings.sides != "left" and Sharing(sharing).sides != SIDES:
+        if settings.sides != "left" and Sharing(recipe.sharing).sides != SIDES:
             raise SuperformerError(
-                f"sampling: sides={settings.sides} needs bilateral sharing; {sharing} sharing has the left side only"
+                f"sampling: sides={settings.sides} needs bilateral sharing; {recipe.sharing} sharing has the left side "
+                "only"
             )
         if settings.identity is not None:
             if settings.over != "choices":
                 raise SuperformerError(
                     "sampling: identity sets a probability of over=choices; over=architectures does not use it"
                 )
-            space = aligned(space, settings.identity, [seed, IDENTITY], num_classes, img_size)
-        self.space, self.sharing = space, sharing
+            space = with_budget(space, settings.identity, [self.seed, IDENTITY], num_classes, self.img_size)
+        self.space = space
         self.warmup_steps = round(settings.warmup * total_steps)
-        self._lengths = lengths(space)
+        self._counts = choice_counts(space)
         self._spaces: dict[tuple[int, ...], Space] = {}
         self._drawn: tuple[tuple[object, int], list[Arch]] | None = None
 
@@ -215,7 +81,9 @@ class Sampler:
         """The passes of a step, in order."""
         if step < 0:
             raise SuperformerError(f"steps are counted from 0, not {step}")
-        sides, drawn = self._sides(step), self._random(step)
+        sides, drawn = SIDES if self.settings.sides == "both" else SIDES[:1], self._random(step)
+        if self.settings.sides == "random":
+            sides = (SIDES[int(np.random.default_rng([self.seed, SIDE, step]).integers(2))],)
         if self.settings.rule == "multi":
             return [Turn(tuple(drawn), sides)]
         if self.settings.rule == "single":
@@ -229,47 +97,8 @@ class Sampler:
         if self.settings.rule != "sandwich" and self.space.size > 1:
             return False
         net = skeleton(self.space, self.num_classes)
-        return bool(
-            cost(self.space, self.space.largest(), self.num_classes).params[0]
-            == sum(p.numel() for p in net.parameters())
-        )
-
-    def space_at(self, step: int) -> Space:
-        """The space that a step's random networks come from: during the warm-up a part of the whole."""
-        if step >= self.warmup_steps:
-            return self.space
-        level = self._level(step)
-        if level not in self._spaces:
-            self._spaces[level] = self._narrowed(step)
-        return self._spaces[level]
-
-    def _level(self, step: int) -> tuple[int, ...]:
-        return tuple(enabled(n, step, self.warmup_steps) for n in self._lengths)
-
-    def _narrowed(self, step: int) -> Space:
-        """The space of a step of the warm-up, or of the first later one that has a network within the limits."""
-        level: tuple[int, ...] = ()
-        for later in range(step, self.warmup_steps):
-            if self._level(later) != level:
-                level, space = self._level(later), narrowed(self.space, later, self.warmup_steps)
-                try:
-                    self._draw(space, 1, np.random.default_rng(0))
-                except InfeasibleError:
-                    continue
-                return space
-        return self.space
-
-    def _draw(self, space: Space, n: int, rng: np.random.Generator) -> list[Arch]:
-        own = self.settings
-        return space.sample(
-            n,
-            rng,
-            macs=own.macs,
-            params=own.params,
-            over=own.over,
-            num_classes=self.num_classes,
-            img_size=self.img_size,
-        )
+        used = cost(self.space, self.space.largest(), self.num_classes).params[0]
+        return bool(used == sum(p.numel() for p in net.parameters()))
 
     def _random(self, step: int) -> list[Arch]:
         """Independent draws. (ViT-ResNAS's released code draws the networks of one device without replacement from each
@@ -282,7 +111,153 @@ class Sampler:
             self._drawn = key, self._draw(space, BLOCK * self.random, rng)
         return self._drawn[1][at * self.random : (at + 1) * self.random]
 
-    def _sides(self, step: int) -> tuple[str, ...]:
-        if self.settings.sides == "random":
-            return (SIDES[int(np.random.default_rng([self.seed, SIDE, step]).integers(2))],)
-        return SIDES if self.settings.sides == "both" else SIDES[:1]
+    def _draw(self, space: Space, n: int, rng: np.random.Generator) -> list[Arch]:
+        own, size = self.settings, self.img_size
+        limits = {"macs": own.macs, "params": own.params}
+        return space.sample(n, rng, **limits, over=own.over, num_classes=self.num_classes, img_size=size)
+
+    def space_at(self, step: int) -> Space:
+        """The space that a step's random networks come from: during the warm-up a part of the whole, that of the step
+        or of the first later one that has a network within the limits."""
+        if step >= self.warmup_steps:
+            return self.space
+        level = self._level(step)
+        if level not in self._spaces:
+            self._spaces[level] = self.space
+            tried: tuple[int, ...] = ()
+            for later in range(step, self.warmup_steps):
+                if self._level(later) == tried:
+                    continue
+                tried, part = self._level(later), warmup_space(self.space, later, self.warmup_steps)
+                try:
+                    self._draw(part, 1, np.random.default_rng(0))
+                except InfeasibleError:
+                    continue
+                self._spaces[level] = part
+                break
+        return self._spaces[level]
+
+    def _level(self, step: int) -> tuple[int, ...]:
+        return tuple(enabled(n, step, self.warmup_steps) for n in self._counts)
+
+
+# --- progressive shrinking: the largest choices first, smaller ones little by little ---
+#
+# ViT-ResNAS, appendix C, *warm up* (filter warm-up): "At the beginning, we only sample and train the largest
+# sub-network. As the training proceeds, we gradually sample and train sub-networks with smaller widths and depths.
+# After 25 % of total training epochs, sub-networks with any width and depth can be sampled." The paper does not say
+# how; the schedule is the released one, by steps instead of epochs.
+
+
+def enabled(choices: int, step: int, length: int) -> int:
+    """How many of a list of choices, the largest ones, may be drawn at a step of a warm-up of ``length`` steps."""
+    return choices if step >= length else 1 + step * (choices - 1) // length
+
+
+def skip_probability(stage: Stage, step: int, length: int) -> float:
+    """The probability of leaving a skippable block out: with [yes, yes, no, no] nothing, then 1/3, then 1/2.
+
+    With another final probability than one half the odds grow in the same way: nothing, half of the final ones, the
+    final ones."""
+    absent = max(enabled(EXISTENCE, step, length) - EXISTENCE // 2, 0) / (EXISTENCE // 2)
+    odds = absent * stage.skip / (1 - stage.skip)
+    return odds / (1 + odds)
+
+
+def choice_counts(space: Space) -> tuple[int, ...]:
+    """The lengths of all lists of choices: two steps with the same number enabled of each have the same space."""
+    found = {len(spec.values) for spec in space.choices.values()}
+    for stage in space.stages:
+        found |= {len(spec.values) for specs in (stage.choices, *stage.blocks) for spec in specs.values()}
+        found.add(EXISTENCE if stage.free else len(stage.depths))
+    return tuple(sorted(found))
+
+
+def warmup_space(space: Space, step: int, length: int) -> Space:
+    """The space that a step of the warm-up draws from: every architecture in it lies in ``space``, too."""
+    if step >= length:
+        return space
+
+    def cut(specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        return {
+            name: spec
+            if isinstance(spec, Times)
+            else replace(spec, values=spec.values[-enabled(len(spec.values), step, length) :])
+            for name, spec in specs.items()
+        }
+
+    stages = []
+    for stage in space.stages:
+        own = replace(
+            stage, block=[cut(b) for b in stage.blocks], depth=stage.positions, skippable=(), choices=cut(stage.choices)
+        )
+        if not stage.free:
+            own = replace(own, depth=stage.depths[-enabled(len(stage.depths), step, length) :])
+        elif share := skip_probability(stage, step, length):
+            own = replace(own, skippable=stage.free, skip=share)
+        stages.append(own)
+    return replace(space, name=f"{space.name}-warmup", stages=tuple(stages), choices=cut(space.choices))
+
+
+# --- the probability of identities (ViTAS v1, section 4.3, *constrained sampling for budget alignment*) ---
+#
+# Where every position of a stage may be an identity, the average cost of what is sampled depends on how often it is.
+# The paper sets the probability ``p`` such that ``B = E[B(alpha)]`` for a budget ``B``: the supernet is then trained at
+# about the size that is searched for. As released: start at 0.5; while the mean of 1000 samples lies above the window
+# add 0.01, while it lies below subtract 0.01. The released counter takes the classifier once for each patch and leaves
+# the class token out; here the samples' true MACs are counted.
+
+
+def search_probability(mean: Callable[[float], float], low: float, high: float) -> float:
+    """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``.
+
+    The released loop runs for ever when a step of 0.01 jumps over the window; this one says so.
+    """
+    at, seen = START, dict[int, float]()
+    while True:
+        value = seen[at] = mean(at / HUNDREDTHS)
+        if low <= value <= high:
+            return at / HUNDREDTHS
+        here, at = at, at + (1 if value > high else -1)
+        wanted = f"no probability of identities gives expected MACs from {low:,.0f} to {high:,.0f}: at "
+        wanted += f"{here / HUNDREDTHS:g} they are {value:,.0f}"
+        if at in seen:
+            raise InfeasibleError(f"{wanted}, at {at / HUNDREDTHS:g} {seen[at]:,.0f}; widen the window")
+        if not 0 < at < HUNDREDTHS:
+            raise InfeasibleError(
+                f"{wanted}, and there is nothing beyond; {'raise' if value > high else 'lower'} the window"
+            )
+
+
+def with_identities(space: Space, probability: float) -> Space:
+    """The space whose skippable positions are identities with this probability."""
+    return replace(
+        space, stages=tuple(replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages)
+    )
+
+
+def with_budget(
+    space: Space,
+    limits: tuple[float | None, float | None],
+    seed: list[int],
+    num_classes: int = 1000,
+    img_size: int | None = None,
+) -> Space:
+    """The space with the probability of identities that brings the expected MACs within limits.
+
+    Every probability is tried with the same random numbers, drawn from ``seed``.
+    """
+    if not any(s.free for s in space.stages):
+        raise SuperformerError(
+            f"sampling: identity needs free identities, and {space.name} has none (its stages have lists of depths); "
+            "give the limits as macs instead, and every random network is drawn within them"
+        )
+    low, high = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
+    if low > high:
+        raise InfeasibleError(f"identity={limits!r} leaves nothing: the lower end must not be above the upper end")
+
+    def mean(probability: float) -> float:
+        genes = with_identities(space, probability).sample_genes(SAMPLES, np.random.default_rng(seed))
+        return float(cost(space, genes, num_classes, img_size).macs.mean())
+
+    return with_identities(space, search_probability(mean, float(low), float(high)))

@@ -22,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,11 @@ from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.weights import Mapped, pieces
+from superformer.interop.timm_weights import from_timm
 from superformer.kernels.slices import Index, Segments, gather, scatter
+from superformer.recipes.settings import Start
+from superformer.runs.folder import Run
+from superformer.runs.storage import load_network, load_supernet
 from superformer.sharing import Sharing
 from superformer.space.arch import Arch
 from superformer.space.stage import Stage
@@ -67,21 +72,46 @@ class Report:
         lines = [f"{self.target} starts from {self.source}: {self.share:.1%} of {self.weights:,} weights were copied"]
         if self.arch is not None:
             lines.append("that network is in the space, and the supernet computes its function there")
-        for what, names in (
-            ("not copied", self.missing),
-            ("copied in part", self.partial),
-            ("not used of the source", self.unused),
-        ):
+        listed = {"not copied": self.missing, "copied in part": self.partial, "not used of the source": self.unused}
+        for what, names in listed.items():
+            where = Counter(".".join(name.split(".")[:4]) for name in names)  # tensors of a block together
+            first = [f"{name} ({count} tensors)" if count > 1 else name for name, count in list(where.items())[:6]]
             if names:
-                lines.append(f"{what}: {_brief(names)}")
+                more = f", and {len(where) - 6} more" if len(where) > 6 else ""
+                lines.append(f"{what}: {', '.join(first)}{more}")
         return "\n".join(lines)
 
 
-def _brief(names: tuple[str, ...]) -> str:
-    """Names of tensors, those of a block together."""
-    where = Counter(".".join(name.split(".")[:4]) for name in names)
-    first = [f"{name} ({count} tensors)" if count > 1 else name for name, count in list(where.items())[:6]]
-    return ", ".join(first) + (f", and {len(where) - 6} more" if len(where) > 6 else "")
+def from_settings(net: Network, settings: Start) -> Report | None:
+    """Weights to begin with, from an earlier run, a stand-alone network or a timm network; None if there are none."""
+    given = [name for name in ("run", "network", "timm") if getattr(settings, name) is not None]
+    if len(given) > 1:
+        raise SuperformerError(f"start.{given[0]} and start.{given[1]} are two beginnings: give one of them")
+    if settings.run is not None:
+        return from_supernet(net, load_supernet(Run.open(settings.run).supernet_file))
+    if settings.network is not None:
+        return from_network(net, load_network(settings.network).net)
+    if settings.timm is None:
+        return None
+    words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
+    if settings.checkpoint is not None:
+        if not settings.checkpoint.endswith(".safetensors"):
+            raise SuperformerError(
+                "start.checkpoint must be a safetensors file, which can hold nothing but weights, not "
+                f"{settings.checkpoint}"
+            )
+        words["checkpoint_path"] = settings.checkpoint
+    try:
+        model = from_timm(settings.timm, **words)
+    except SuperformerError:
+        raise
+    except Exception as error:  # timm's own errors are of many kinds
+        what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        raise SuperformerError(
+            f"timm cannot make {settings.timm!r} with these weights ({what}); "
+            "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
+        ) from error
+    return from_network(net, model)
 
 
 def from_network(net: Network, model: Network) -> Report:
@@ -114,8 +144,8 @@ def from_supernet(net: Network, other: Network) -> Report:
 def _check_family(net: Network, other: Network) -> None:
     if net.space.family != other.space.family:
         raise SuperformerError(
-            f"a supernet of the family {net.space.family} ({net.space.name}) cannot start from a {other.space.family} network "
-            f"({other.space.name}); give it one of its own family"
+            f"a supernet of the family {net.space.family} ({net.space.name}) cannot start from a {other.space.family} "
+            f"network ({other.space.name}); give it one of its own family"
         )
 
 
@@ -228,9 +258,8 @@ class _Draft:
         for name, found in mapped.items():
             source = state.get(name)
             shapes = [p.read().shape for p in found]
-            if source is None or source.shape != torch.Size(
-                (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
-            ):
+            whole = torch.Size((sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ())
+            if source is None or source.shape != whole:
                 continue
             self.read.add(id(source))
             values = torch.split(source.detach(), [s[0] for s in shapes]) if source.ndim else (source.detach(),)
@@ -294,9 +323,8 @@ def _heads_parts(attn: Attention) -> dict[str, list[Slot]]:
         assert isinstance(layer, Linear)
         for n, role in enumerate(roles):
             rows = (n * attn.inner.size, (n + 1) * attn.inner.size)
-            out[role].append(
-                (heads, [_Part(part.tensor, (attn.inner, *part.dims[1:]), rows) for _, part in _parts(layer)])
-            )
+            parts = [_Part(part.tensor, (attn.inner, *part.dims[1:]), rows) for _, part in _parts(layer)]
+            out[role].append((heads, parts))
 
     if attn.qkv is not None:
         add("qkv", attn.qkv, attn.heads)

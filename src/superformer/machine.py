@@ -1,0 +1,57 @@
+"""The machine that work runs on: its name beside what was measured, and how many processor threads torch uses.
+
+torch is imported when it is needed: commands tell of mistakes before that.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def machine(device: str | torch.device = "cpu", runtime: str = "eager") -> str:
+    """A short name of what times are measured on: the processor and the software that runs on it."""
+    import torch
+
+    processor, cores = _processor()
+    parts = [f"{processor} ({cores} cores, {os.cpu_count()} threads)", f"torch {torch.__version__}"]
+    if torch.device(device).type == "cuda":
+        parts.insert(0, torch.cuda.get_device_name(device))
+    if runtime == "onnx":
+        parts.append(f"onnxruntime {import_module('onnxruntime').__version__}")
+    return ", ".join(parts)
+
+
+def _processor() -> tuple[str, int]:
+    """The name of the processor and its number of cores."""
+    cores = os.cpu_count() or 1
+    try:
+        entries = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except OSError:
+        return platform.processor() or platform.machine(), cores
+    facts = [(name.strip(), value.strip()) for name, _, value in entries]
+    names = [value for name, value in facts if name == "model name"]
+    ids = {name: [value for n, value in facts if n == name] for name in ("physical id", "core id")}
+    pairs = set(zip(*ids.values(), strict=False))
+    return " ".join((names or [platform.machine()])[0].split()), len(pairs) or cores
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """So many threads, and what it was before afterwards. None: as it is."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
