@@ -21,10 +21,10 @@ from timm.layers.drop import drop_path
 from timm.models._features import feature_take_indices
 
 import superformer as sf
-from superformer import interop as proof
 from superformer.elastic.transformer import Cell
 from superformer.errors import StoppedError
 from superformer.families.timm_api import _taken
+from superformer.interop import export as export_module
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
 from superformer.kernels.attention import _as_patches, patches
@@ -130,7 +130,7 @@ def test_a_difference_is_an_error_and_leaves_what_was_there(tmp_path: Path, monk
     (out / "notes.txt").write_text("mine")
     before = {f: f.read_bytes() for f in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "TOLERANCE", -1.0)
+        patch.setattr(export_module, "TOLERANCE", -1.0)
         for folder in (out, tmp_path / "new"):
             with pytest.raises(StoppedError, match="nothing was exported"):
                 export(stored("swin"), folder, "timm")
@@ -153,7 +153,7 @@ def load_arch(folder: Path) -> sf.Arch:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_the_source_of_a_family_needs_nothing_else(name: str) -> None:
-    files = sources({f"superformer.families.{name}": "family", "superformer.space.schema": "superformer_families"}, "1")
+    files = sources({f"superformer.families.{name}": "family", "superformer.space.schema": "schema"}, "1")
     assert "family.py" in files
     for text in files.values():
         for node in ast.walk(ast.parse(text)):

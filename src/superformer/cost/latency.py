@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from superformer.cost.tracing import as_onnx, traced
 from superformer.errors import SuperformerError, nearest
 from superformer.families.network import Network
-from superformer.interop.onnx import as_onnx, traced
 from superformer.runs.processes import pinned
 from superformer.settings import RUNTIMES
 

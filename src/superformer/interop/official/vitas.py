@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from superformer.errors import ArchError, SuperformerError
-from superformer.interop.official.family import Family, Rules, State, rename
+from superformer.interop.official.release import Release, Rules, State, numbers, rename
 from superformer.sharing import Sharing
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -18,7 +17,7 @@ from superformer.spaces import space as published_space
 from superformer.spaces import vitas as vitas_spaces
 
 
-class Vitas(Family):
+class Vitas(Release):
     """github.com/xiusu/ViTAS (v1): networks as the configuration's ``backbone``, with ``net_id`` genes.
 
     Kept from the released code: attention logits are scaled by (width // heads)^-1/2 in stand-alone networks and by
@@ -67,7 +66,6 @@ class Vitas(Family):
         return replace(found, name=f"{found.name}-released", options={**found.options, "scale": 128**-0.5})
 
     def _names(self, state: State, stems: Sequence[int], index: Mapping[int, int]) -> dict[str, Tensor]:
-        out = {}
         heads = vitas_spaces.HEADS
         rules: Rules = [
             (r"^net\.", ""),
@@ -80,18 +78,12 @@ class Vitas(Family):
             (r"^backbone_Norm_Norm_0\.0", "norm"),
             (r"^backbone_FC_FC_0\.0\.module\.0", "head"),
         ]
-        for name, tensor in rename(state, rules).items():
-            out[name] = tensor[0] if tensor.ndim == 3 and name.startswith("stems.") else tensor
-        return out
-
-    def _index(self, state: State) -> dict[int, int]:
-        found = sorted(
-            {int(m[1]) for k in state if (m := re.match(r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1", k))}
-        )
-        return {position: k for k, position in enumerate(found)}
+        renamed = rename(state, rules)
+        return {k: v[0] if v.ndim == 3 and k.startswith("stems.") else v for k, v in renamed.items()}
 
     def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, [arch.choices.int("patch_size")] * 3, self._index(state))
+        positions = numbers(state, r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1")
+        return self._names(state, [arch.choices.int("patch_size")] * 3, {p: k for k, p in enumerate(positions)})
 
     def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
         return self._names(state, sorted(space.widths("patch_size")), {p: p for p in range(space.stages[0].positions)})
