@@ -107,7 +107,12 @@ def retrain(
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other
     key of the recipe, such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares
     accuracies on the test pictures."""
-    trained_run(run, arch)
+    from superformer.recipes import changed
+
+    own = trained_run(run)
+    keys = [text for text in changes or [] if word(text)[0] not in ("weights", "img_size")]
+    changed(own.recipe().model_dump(mode="json"), keys, f"{run} retrained")
+    own.arch(arch)
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 

@@ -143,8 +143,12 @@ def bench(
 
     Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
     """
-    if (Path(what) / "recipe.yaml").exists():
-        trained_run(what, *(a for a in arch or [] if a != "model"))
+    from superformer.runs.folder import Run
+
+    run = Run(Path(what))
+    for name in arch or []:
+        if run.recipe_file.exists() and name != "model":
+            run.arch(name)
     with computing():
         from superformer.analysis import bench as benchmark
 

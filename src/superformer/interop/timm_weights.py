@@ -14,6 +14,7 @@ import torch
 from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
+import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.twins import OPTIONS, Twins, ratio
