@@ -107,11 +107,13 @@ assert set(timm.list_models("vit_resnas_*")) == {n for n in sf.models() if n.sta
     [
         "import timm, superformer.space, superformer.cost, superformer.draw, superformer as sf\n"
         "from superformer.space import Space",
-        "import superformer as sf\nsf.space, sf.cost, sf.spaces, sf.draw\nimport superformer.space, superformer.cost, superformer.draw\n"
+        "import superformer as sf\nsf.space, sf.cost, sf.spaces, sf.draw\n"
+        "import superformer.space, superformer.cost, superformer.draw\n"
         "from superformer.space import Space",
         "from superformer.space import Space\nimport superformer as sf, superformer.spaces\n"
         "import importlib.util\nimportlib.util.find_spec('timm')",
-        "from superformer import cost, draw, space, spaces\nimport superformer as sf\nfrom superformer.space import Space\n"
+        "from superformer import cost, draw, space, spaces\n"
+        "import superformer as sf\nfrom superformer.space import Space\n"
         "assert (sf.cost, sf.draw, sf.space, sf.spaces) == (cost, draw, space, spaces)",
     ],
     ids=["timm and modules first", "functions first", "timm looked for, then imported", "from the package"],
