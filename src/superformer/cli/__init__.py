@@ -29,12 +29,9 @@ def main() -> None:
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(status or 0)
-    except SuperformerError as error:
+    except (SuperformerError, StoppedError) as error:
         print(f"superformer: {error}", file=sys.stderr)
-        sys.exit(2)
-    except StoppedError as error:
-        print(f"superformer: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, SuperformerError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         words = "stopped; what was finished is kept, and the same command goes on from there"
         print(f"superformer: {words}", file=sys.stderr)

@@ -128,11 +128,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str) -> None:
+def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str, details: tuple[str, ...] = ()) -> None:
+    """Rows as JSON, or as a table, which leaves out details."""
     if as_json:
         print(json.dumps(rows))
         return
-    console.print(table(rows, title))
+    console.print(table([{k: v for k, v in row.items() if k not in details} for row in rows], title))
     console.print(hint, style="dim")
 
 

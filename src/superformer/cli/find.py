@@ -69,15 +69,9 @@ def search(
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
     front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx"""
-    limits: dict[str, tuple[float, float]] = {}
-    if macs_max is not None:
-        limits["macs"] = (0.0, read_amount(macs_max, "--macs-max"))
-    if params_max is not None:
-        limits["params"] = (0.0, read_amount(params_max, "--params-max"))
-    if latency_max is not None:
-        limits["latency"] = (0.0, read_seconds(latency_max, "--latency-max"))
-    if memory_max is not None:
-        limits["memory"] = (0.0, read_bytes(memory_max, "--memory-max"))
+    amounts = {"macs": (macs_max, read_amount), "params": (params_max, read_amount)}
+    amounts |= {"latency": (latency_max, read_seconds), "memory": (memory_max, read_bytes)}
+    limits = {name: (0.0, read(text, f"--{name}-max")) for name, (text, read) in amounts.items() if text is not None}
     if throughput_min is not None:
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
     own = dict(map(word, changes or []))

@@ -25,8 +25,7 @@ def catalogue(kind: str) -> Mapping[str, Any]:
     """The published ``spaces`` or ``models`` by name. They are told from a file, which ``docs/catalogue.py`` writes:
     that needs neither torch nor numpy."""
     text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
-    found: Mapping[str, Any] = json.loads(text)[kind]
-    return found
+    return dict(json.loads(text)[kind])
 
 
 @app.command()
@@ -35,15 +34,14 @@ def spaces(name: arg.Name = None, as_json: arg.Json = False) -> None:
 
     Example: superformer spaces vit-resnas-tiny
     """
-    entries = catalogue("spaces")
+    known = catalogue("spaces")
     if name is None:
-        left_out = () if as_json else ("paths", "img_size")
-        rows = [{k: v for k, v in entry["summary"].items() if k not in left_out} for entry in entries.values()]
-        print_rows(rows, "Published search spaces", as_json, "superformer spaces NAME shows a space's choices")
+        hint, details = "superformer spaces NAME shows a space's choices", ("paths", "img_size")
+        print_rows([e["summary"] for e in known.values()], "Published search spaces", as_json, hint, details)
         return
-    if name not in entries:
-        raise unknown("space", name, entries)
-    space = entries[name]
+    if name not in known:
+        raise unknown("space", name, known)
+    space = known[name]
     if as_json:
         print(json.dumps({**space["summary"], "space": space["space"]}))
         return
@@ -57,22 +55,21 @@ def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile 
 
     Example: superformer models vit_resnas_tiny --draw tiny.svg
     """
-    entries = catalogue("models")
+    known = catalogue("models")
     if name is None:
         if draw is not None:
             raise SuperformerError("--draw needs the name of a network: superformer models NAME --draw FILE.svg")
-        left_out = () if as_json else ("key", "resolution")
-        rows = [{k: v for k, v in entry["summary"].items() if k not in left_out} for entry in entries.values()]
-        print_rows(rows, "Published architectures", as_json, "superformer models NAME shows a network block by block")
+        hint, details = "superformer models NAME shows a network block by block", ("key", "resolution")
+        print_rows([e["summary"] for e in known.values()], "Published architectures", as_json, hint, details)
         return
-    if name not in entries:
-        raise unknown("model", name, entries)
+    if name not in known:
+        raise unknown("model", name, known)
 
     from superformer.draw import draw as drawing
     from superformer.draw.sketch import sketch
     from superformer.spaces import arch as published_arch
 
-    arch, summary = published_arch(name), entries[name]["summary"]
+    arch, summary = published_arch(name), known[name]["summary"]
     if draw is not None:
         drawing(arch, name).save(draw)
     if as_json:
@@ -158,18 +155,12 @@ def bench(
         print(json.dumps(found))
         return
     summary = benchmark.summary(found)
-    rows = [
-        {
-            "network": row["name"],
-            "runtime": row["runtime"],
-            "latency": f"{1e3 * row['latency']:.2f} ms",
-            "90 %": f"{1e3 * row['p90']:.2f} ms",
-            "pictures/s": f"{row['throughput']:.0f}",
-            "at batch": row["batch"],
-        }
-        for row in summary
-        if "error" not in row
-    ]
+    rows = []
+    for row in summary:
+        if "error" not in row:
+            times = {"latency": f"{1e3 * row['latency']:.2f} ms", "90 %": f"{1e3 * row['p90']:.2f} ms"}
+            speed = {"pictures/s": f"{row['throughput']:.0f}", "at batch": row["batch"]}
+            rows.append({"network": row["name"], "runtime": row["runtime"], **times, **speed})
     console.print(table(rows, f"{found['machine']}; threads: {threads}"))
     for row in summary:
         if "error" in row:
@@ -229,9 +220,7 @@ def resume(run: arg.RunFolder) -> None:
 
 
 @app.command()
-def demo(
-    run: Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")] = "runs/demo",
-) -> None:
+def demo(run: arg.RunFolder = "runs/demo") -> None:
     """Everything on the embedded digits: evolve the space, train, search, retrain, compare, export, report. About five
     minutes.
 

@@ -56,7 +56,7 @@ def model(family: str, official: Any, state_dict: State, img_size: int = 224) ->
     own = replace(chosen, resolution=img_size)
     with torch.device("meta"):
         net = network_family(own.family)(point(own), len(state[release.head]), **release.settings(state))
-    return load(net, release.standalone(chosen, state), family).eval()
+    return load(net, release.tensors(point(chosen), state), family).eval()
 
 
 def supernet(family: str, state_dict: State) -> Network:
@@ -66,7 +66,7 @@ def supernet(family: str, state_dict: State) -> Network:
     space = release.space(state)
     with torch.device("meta"):
         net = network_family(space.family)(space, len(state[release.head]), release.sharing, **release.settings(state))
-    return load(net, release.supernet(space, state), family).eval()
+    return load(net, release.tensors(space, state), family).eval()
 
 
 def _release(name: str) -> Release:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superformer.errors import SuperformerError
 from superformer.interop.official.release import Release, Rules, State, rename
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -68,12 +67,7 @@ class NasVit(Release):
     def space(self, state: State) -> Space:
         return published_space("nasvit-released")
 
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        raise SuperformerError(
-            "NASViT's authors released a supernet and no stand-alone network; take the network out of the supernet"
-        )
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
         where: dict[int, str] = {}
         for i, stage in enumerate(space.stages):
             where[len(where)] = f"stages.{i}.enter."

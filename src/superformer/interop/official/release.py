@@ -59,12 +59,8 @@ class Release(abc.ABC):
         """The space of a supernet with these weights."""
 
     @abc.abstractmethod
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        """Our names for a stand-alone network's tensors."""
-
-    @abc.abstractmethod
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        """Our names for a supernet's tensors."""
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        """Our names for the tensors of a supernet, or of a stand-alone network, whose space has one point."""
 
 
 def rename(state: State, rules: Rules) -> dict[str, Tensor]:

@@ -63,9 +63,10 @@ class AutoFormer(Release):
         block = {"heads": heads, "attn": times(64, of="heads"), "mlp": ratio(3, 3.5, 4, of="width")}
         return replace(found, name=f"{found.name}-released", stages=(Stage(block, depth=found.stages[0].depths),))
 
-    def _names(self, state: State, width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
-        """Our names; channels that no sub-network uses (the supernets are wider than their largest choice) are left
-        out."""
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        """Channels that no sub-network uses (the supernets are wider than their largest choice) are left out."""
+        width = space.widths("width")[-1]
+        hidden = [space.widths("mlp", 0, p)[-1] for p in range(space.stages[0].positions)]
         rules: Rules = [
             (r"^blocks\.", "stages.0.blocks."),
             (r"attn_layer_norm", "norm1"),
@@ -92,13 +93,6 @@ class AutoFormer(Release):
                 rows = width
             out[name] = tensor[:rows] if columns is None else tensor[:rows, :columns]
         return out
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, arch.choices.int("width"), [b.int("mlp") for b in arch.stages[0].blocks])
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        hidden = [space.widths("mlp", 0, p)[-1] for p in range(space.stages[0].positions)]
-        return self._names(state, space.widths("width")[-1], hidden)
 
 
 BUFFERS = ("relative_position_index", "attn_mask")
@@ -166,8 +160,5 @@ class S3(Release):
         widest = max(int(b["window"]) * 2**i for i, s in enumerate(parts) for b in s.blocks)
         return point(Arch("swin", 224 if 4 * widest <= 224 else 384, Values(), tuple(parts)))
 
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return swin_names(state)
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
         return swin_names(state)

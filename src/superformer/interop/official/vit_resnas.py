@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,7 +60,7 @@ class VitResNas(Release):
             f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: vit-resnas-tiny, vit-resnas-small"
         )
 
-    def _names(self, state: State, positions: Sequence[int]) -> dict[str, Tensor]:
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
         """Blocks and reductions share one running index; blocks that do not exist keep theirs."""
         used = numbers(state, r"blocks\.(\d+)\.")
         where: dict[int, str] = {}
@@ -73,8 +72,8 @@ class VitResNas(Release):
             elif index in used:
                 where[index] = f"stages.{stage}.blocks.{position}."
                 position += 1
-        if stage + 1 != len(positions):
-            raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(positions)}")
+        if stage + 1 != len(space.stages):
+            raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(space.stages)}")
         rules: Rules = [
             (r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]),
             (r"enter\.patch_reduce", "enter.reduce"),
@@ -88,9 +87,3 @@ class VitResNas(Release):
         ]
         tables = ("pos_embed.weight", "cls_token.weight")
         return {k: v.reshape(v.shape[-2:]) if k.endswith(tables) else v for k, v in rename(state, rules).items()}
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, [len(s.blocks) for s in arch.stages])
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return self._names(state, [s.positions for s in space.stages])

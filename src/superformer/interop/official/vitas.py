@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,14 +64,17 @@ class Vitas(Release):
         found = published_space(known[width])
         return replace(found, name=f"{found.name}-released", options={**found.options, "scale": 128**-0.5})
 
-    def _names(self, state: State, stems: Sequence[int], index: Mapping[int, int]) -> dict[str, Tensor]:
-        heads = vitas_spaces.HEADS
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        """A stand-alone network has one of three stems, and numbers its blocks as the supernet does."""
+        heads, patches = vitas_spaces.HEADS, sorted(space.widths("patch_size"))
+        stems = patches * 3 if len(patches) == 1 else patches
+        positions = numbers(state, r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1")
         rules: Rules = [
             (r"^net\.", ""),
             (r"^backbone_init_stem_Patch_init_0\.(\d)\.", lambda m: f"stems.{stems[int(m[1])]}."),
             (r"patch_embed\.proj", "proj"),
             (r"(cls_token|pos_embed)$", r"\1.weight"),
-            (r"^backbone_Block_(?:Block|id)_(\d+)\.0\.", lambda m: f"stages.0.blocks.{index[int(m[1])]}."),
+            (r"^backbone_Block_(?:Block|id)_(\d+)\.0\.", lambda m: f"stages.0.blocks.{positions.index(int(m[1]))}."),
             (r"attn\.qk(\d)\.", lambda m: f"attn.qk.{heads[int(m[1])]}."),
             (r"attn\.v\.", "attn.v.all."),
             (r"^backbone_Norm_Norm_0\.0", "norm"),
@@ -80,10 +82,3 @@ class Vitas(Release):
         ]
         renamed = rename(state, rules)
         return {k: v[0] if v.ndim == 3 and k.startswith("stems.") else v for k, v in renamed.items()}
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        positions = numbers(state, r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1")
-        return self._names(state, [arch.choices.int("patch_size")] * 3, {p: k for k, p in enumerate(positions)})
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return self._names(state, sorted(space.widths("patch_size")), {p: p for p in range(space.stages[0].positions)})
