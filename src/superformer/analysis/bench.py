@@ -19,7 +19,7 @@ from torch import nn
 import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer import files
 from superformer.cost.latency import Job, machine, measure_jobs
-from superformer.errors import SuperformerError, nearest
+from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.progress import doing, teller
@@ -52,8 +52,6 @@ def bench(
     Of a run: its retrained network and its front, or those that ``which`` names (``model`` is the retrained one); also
     written to its ``bench.json``. All networks are measured in turn, ``seconds`` each for every runtime and batch. A
     runtime that a network cannot run in gives a row with an ``error``."""
-    if strange := [r for r in runtimes if r not in RUNTIMES]:
-        raise SuperformerError(f"unknown runtime {strange[0]!r}: {nearest(strange[0], RUNTIMES)}")
     sources = network_sources(what, which)
     if not runtimes or not batches or min(batches) < 1 or threads < 1 or not seconds > 0:
         raise SuperformerError("runtimes and batches must be given, and batches, threads and seconds must be positive")

@@ -17,7 +17,8 @@ from rich.markup import escape
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
-from superformer.errors import SuperformerError, unknown
+from superformer.errors import SuperformerError, nearest, unknown
+from superformer.settings import RUNTIMES
 
 
 @functools.cache
@@ -142,14 +143,17 @@ def bench(
     """
     from superformer.runs.folder import Run
 
-    run = Run(Path(what))
+    words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
+    for runtime in words:
+        if runtime not in RUNTIMES:
+            raise SuperformerError(f"unknown runtime {runtime!r}: {nearest(runtime, RUNTIMES)}")
     for name in arch or []:
         if run.recipe_file.exists() and name != "model":
             run.arch(name)
     with computing():
         from superformer.analysis import bench as benchmark
 
-        words, shown = [r.strip() for r in runtimes.split(",")], None if as_json else console
+        shown = None if as_json else console
         found = benchmark.bench(what, words, threads, seconds=seconds, which=arch or [], console=shown)
     if as_json:
         print(json.dumps(found))
