@@ -20,7 +20,7 @@ def workload(patch: int | None = None) -> list[Arch]:
     for entry in json.loads((WORKLOADS / "archs_vitas.json").read_text()):
         blocks = [(b["heads"], b["attn_dim"], b["mlp_hidden"]) for b in entry["blocks"] if b]
         at = tuple(k for k, b in enumerate(entry["blocks"]) if b)
-        archs.append(vitas.network(entry["embed_dim"], blocks, patch or entry["patch"]).placed((at,)))
+        archs.append(vitas.vit_network(entry["embed_dim"], blocks, patch or entry["patch"]).placed((at,)))
     return archs
 
 

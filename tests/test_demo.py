@@ -11,7 +11,7 @@ from rich.console import Console
 import superformer as sf
 from superformer.demo import Pace, handmade, run
 
-HURRY = Pace(epochs=1, alone=0.5, tuned=0.5, samples=3, generations=2, table_seconds=1)
+HURRY = Pace(epochs=1, scratch=0.5, finetuned=0.5, samples=3, generations=2, table_seconds=1)
 
 
 @pytest.mark.xdist_group("demo")

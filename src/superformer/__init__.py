@@ -18,15 +18,13 @@ if not COMMAND:
     from superformer.elastic.conv import recalibrate
     from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
     from superformer.interop import official
-    from superformer.interop.timm import register_model, register_with_timm
+    from superformer.interop.timm import register_model
     from superformer.recipes import resolve as recipe
     from superformer.runs.folder import Run
     from superformer.space import Arch, Space, Stage, ratio, times
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet
     from superformer.train.loop import train
-
-    register_with_timm()
 
 __all__ = [
     "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw",

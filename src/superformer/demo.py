@@ -21,6 +21,7 @@ from superformer.cost.latency import measure_in_turn
 from superformer.draw.evolution import draw
 from superformer.errors import InfeasibleError
 from superformer.interop.export import export
+from superformer.progress import teller
 from superformer.recipes import resolve
 from superformer.report import write
 from superformer.runs.folder import Run
@@ -34,12 +35,12 @@ from superformer.train.retrain import network_to_export, retrain
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the demo takes its time for: epochs of each supernet and of each network by itself, networks drawn of a
-    sub-space, rounds of search, seconds of measuring latencies."""
+    """How long the demo takes its time for: epochs of each supernet and of each network by itself (from scratch and
+    tuned), networks drawn of a sub-space, rounds of search, seconds of measuring latencies."""
 
     epochs: float = 10
-    alone: float = 10
-    tuned: float = 5
+    scratch: float = 10
+    finetuned: float = 5
     samples: int = 10
     generations: int = 6
     table_seconds: float = 6.0
@@ -47,33 +48,29 @@ class Pace:
 
 def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # noqa: B008  # frozen
     """The whole way in a run folder; returns the report. Killed, the same call goes on."""
-    begun, folder = time.monotonic(), Path(folder)
-    with _part(console, "1. Train a supernet, and evolve its space (S3)"):
+    begun, folder, tell = time.monotonic(), Path(folder), teller(console)
+    with _chapter(console, "1. Train a supernet, and evolve its space (S3)"):
         changes = ("evolve.rounds=1", f"evolve.samples={pace.samples}", f"train.epochs={pace.epochs}", "watch.every=5")
         evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console, draw=draw)
-    with _part(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
+    with _chapter(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
         limits = _limits(Run.open(folder))
-        console.print(
-            f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms", highlight=False
-        )
-        words = {"generations": pace.generations, "table_seconds": pace.table_seconds}
-        found = search(folder, limits, None, words, console)
-    with _part(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
+        tell(f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms")
+        settings = {"generations": pace.generations, "table_seconds": pace.table_seconds}
+        found = search(folder, limits, None, settings, console)
+    with _chapter(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
         _compare(folder, found, pace, console)
-    with _part(console, "4. Export the network, and measure it"):
+    with _chapter(console, "4. Export the network, and measure it"):
         proof = export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)
-        console.print(f"{proof}", highlight=False, soft_wrap=True)
+        tell(f"{proof}")
         bench(str(folder), ("eager", "onnx"), which=("model", "largest"), batches=(1, 32), seconds=0.3, console=console)
-    with _part(console, "5. The report"):
+    with _chapter(console, "5. The report"):
         page = write(folder, console)
-    console.print(
-        f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.", highlight=False, soft_wrap=True
-    )
+    tell(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.")
     return page
 
 
 @contextmanager
-def _part(console: Console, title: str) -> Iterator[None]:
+def _chapter(console: Console, title: str) -> Iterator[None]:
     console.rule(title, align="left")
     start = time.monotonic()
     yield
@@ -87,39 +84,32 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
         space, net = run.space(), load_supernet(run.supernet_file)
         macs = float(np.median(cost(space, space.sample_genes(500, seed=0), num_classes=net.num_classes).macs))
         ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
-        latency = float(
-            np.mean([timing.median for timing in measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)])
-        )
+        timings = measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)
+        latency = float(np.mean([timing.median for timing in timings]))
         files.write(path, json.dumps({"macs": [0, macs], "latency": [0, latency]}))
     return {name: (float(low), float(high)) for name, (low, high) in json.loads(path.read_text()).items()}
 
 
 def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) -> None:
     """Everyone is trained from scratch alike; the found one also from its inherited weights."""
-    run = Run.open(folder)
-    space, classes = run.space(), len(run.facts()["classes"])
+    run, tell = Run.open(folder), teller(console)
+    space, classes, home = run.space(), len(run.facts()["classes"]), folder / "retrained"
     best = next(row for row in found["front"] if row["key"] == found["best"])
-    others = {"hand-made": handmade(space, best["macs"], classes), "random": _random(space, best["macs"], classes)}
-    (folder / "retrained").mkdir(exist_ok=True)
-    for name, arch in others.items():
-        files.write(folder / "retrained" / f"{name}.json", arch.to_json())
+    home.mkdir(exist_ok=True)
+    files.write(home / "hand-made.json", handmade(space, best["macs"], classes).to_json())
+    files.write(home / "random.json", _random(space, best["macs"], classes).to_json())
     rows = []
     for name, which, weights, epochs in (
-        ("hand-made", str(folder / "retrained" / "hand-made.json"), "scratch", pace.alone),
-        ("random", str(folder / "retrained" / "random.json"), "scratch", pace.alone),
-        ("found", "best", "scratch", pace.alone),
-        ("found, tuned", "best", "finetuned", pace.tuned),
+        ("hand-made", str(home / "hand-made.json"), "scratch", pace.scratch),
+        ("random", str(home / "random.json"), "scratch", pace.scratch),
+        ("found", "best", "scratch", pace.scratch),
+        ("found, tuned", "best", "finetuned", pace.finetuned),
     ):
-        console.print(
-            f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights", highlight=False
-        )
-        row = retrain(
-            folder, which, f"weights={weights}", f"train.epochs={epochs}", "watch.every=10", console=console
-        ).rows[-1]
+        tell(f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights")
+        changes = (f"weights={weights}", f"train.epochs={epochs}", "watch.every=10")
+        row = retrain(folder, which, *changes, console=console).rows[-1]
         rows.append({**row, "name": name, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
-        console.print(
-            f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs", highlight=False
-        )
+        tell(f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs")
     files.write(folder / "comparison.json", json.dumps({"rows": rows}, indent=1))
 
 

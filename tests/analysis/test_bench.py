@@ -11,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from helpers.strategies import FAMILIES, SMALL, spaces_with_archs
 from helpers.training import recipe
 from hypothesis import given, settings
 from rich.console import Console
-from superformer.cost.machine import machine
 from torch import Tensor, nn
 
 import superformer as sf
 from superformer.analysis import bench as module
-from superformer.analysis.bench import MOST, bench, networks, summary, written_by_timm
-from superformer.cost.latency import Job, measure_jobs
-from superformer.cost.runtimes import pictures, runners
+from superformer.analysis.bench import FRONT_NETWORKS, bench, network_sources, summary
+from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.trained_run import Opened
 from superformer.runs.folder import Run
 from superformer.runs.storage import save_network
 from superformer.search.run import search
@@ -55,23 +52,21 @@ def identity(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [(row["name"], row["key"], row["runtime"], row["threads"], row["batch"]) for row in rows]
 
 
-def test_timm_and_its_files_name_the_same_models() -> None:
-    """Names are read from timm's files, so that a mistake in one is told before anything is imported."""
-    own = {name for name in timm.list_models() if not timm.model_entrypoint(name).__module__.startswith("superformer")}
-    assert own <= written_by_timm()
-    assert all(map(timm.is_model, written_by_timm()))
+@pytest.mark.parametrize("name", ["resnet50", "resnet50.a1_in1k", "vit_base_resnet50_384"])
+def test_models_of_timm_are_known_with_their_tags_and_by_their_former_names(name: str) -> None:
+    assert [source.name for source in network_sources(name)] == [name]
 
 
 def test_a_model_that_was_registered_since() -> None:
     sf.register_model("my_benched_network", published("nasvit_smallest"))
-    assert [m.name for m in networks("my_benched_network")] == ["my_benched_network"]
+    assert [m.name for m in network_sources("my_benched_network")] == ["my_benched_network"]
 
 
 def test_the_front_of_a_run(searched: Path) -> None:
     front = Run(searched).front()["front"]
     found = bench(str(searched), ["eager"], batches=(4, 1), seconds=0.01)
     assert identity(found["rows"]) == [
-        (row["key"], row["key"], "eager", 1, batch) for row in front[:MOST] for batch in (1, 4)
+        (row["key"], row["key"], "eager", 1, batch) for row in front[:FRONT_NETWORKS] for batch in (1, 4)
     ]
     for row in found["rows"]:
         assert 0 < row["median"] <= row["p90"]
@@ -82,11 +77,11 @@ def test_the_front_of_a_run(searched: Path) -> None:
 
 def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path) -> None:
     best = Run(searched).arch("best")
-    save_network(TrainedRun.of(Run(searched)).network(best), searched / "model")
+    save_network(Opened.of(Run(searched)).network(best), searched / "model")
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01)
     names = [row["name"] for row in found["rows"]]
     assert (names[0], found["rows"][0]["key"]) == ("model", best.key)
-    assert set(names[1:]) == {row["key"] for row in Run(searched).front()["front"][:MOST]} - {best.key}
+    assert set(names[1:]) == {row["key"] for row in Run(searched).front()["front"][:FRONT_NETWORKS]} - {best.key}
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01, which=["smallest", "model", "largest"])
     assert [row["name"] for row in found["rows"]] == ["model", "smallest", "largest"]
     stored = bench(str(searched / "model"), ["eager"], batches=[1], seconds=0.01)
@@ -187,8 +182,8 @@ def test_networks_and_batches_are_measured_in_turn() -> None:
 
 def test_a_network_that_fails_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[tuple[str, int]] = []
-    probes = [module.Named(name, name, Probe(log, name, name == "bad"), 4) for name in ("good", "bad", "last")]
-    monkeypatch.setattr(module, "_made", lambda meant, what: probes)
+    probes = [module.BenchedNetwork(name, name, Probe(log, name, name == "bad"), 4) for name in ("good", "bad", "last")]
+    monkeypatch.setattr(module, "_load", lambda sources, what: probes)
     said = io.StringIO()
     found = bench("s3_tiny", ["eager"], batches=(1, 2), seconds=1e-9, console=Console(file=said, width=200))
     assert [(row["name"], row.get("error")) for row in found["rows"] if row["batch"] == 2] == [
@@ -206,8 +201,8 @@ def test_a_network_that_fails_is_told_and_the_others_are_measured(monkeypatch: p
 
 
 def test_large_networks_are_measured_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    networks = [module.Named(str(k), str(k), nn.Linear(10, 10), 4) for k in range(5)]
-    monkeypatch.setattr(module, "AT_A_TIME", 150)
+    networks = [module.BenchedNetwork(str(k), str(k), nn.Linear(10, 10), 4) for k in range(5)]
+    monkeypatch.setattr(module, "PARAMS_AT_A_TIME", 150)
     assert [[named.name for named in group] for group in module._groups(networks)] == [["0", "1"], ["2", "3"], ["4"]]
 
 

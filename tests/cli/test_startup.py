@@ -3,8 +3,9 @@ first."""
 
 from __future__ import annotations
 
-import ast
 import json
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,17 @@ from pathlib import Path
 import pytest
 
 import superformer as sf
-from superformer.spaces import catalogue
-from superformer.spaces.describe import published_entries
+
+CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.py"
 
 
-def fresh(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+def fresh(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True)
 
 
-COMMAND = """
-import atexit, runpy, sys
-atexit.register(lambda: print("HEAVY", [m for m in ("torch", "timm", "numpy") if m in sys.modules]))
-runpy.run_module("superformer", run_name="__main__", alter_sys=True)
-"""
+def heavy(log: str) -> set[str]:
+    """Which of the slow packages a process imported, by what ``-X importtime`` wrote."""
+    return set(re.findall(r"\|\s+(torch|timm|numpy)$", log, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -41,16 +40,53 @@ runpy.run_module("superformer", run_name="__main__", alter_sys=True)
     ],
 )
 def test_the_command_line_answers_without_torch(words, status, says):
-    done = fresh(COMMAND, *words)
+    done = fresh("-X", "importtime", "-m", "superformer", *words)
     assert done.returncode == status
     assert says in done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert not heavy(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("recipes",), "s3-laptop"),
+        (("train", "--recipe", "s3-laptopp", "--data", "digits", "--run", "new"), "did you mean 's3-laptop'?"),
+        (("train", "--recipe", "s3", "--data", "digits", "--run", "new", "sharin=cyclic"), "did you mean 'sharing'?"),
+        (("evolve-space", "--recipe", "s33", "--data", "digits", "--run", "new"), "did you mean 's3'?"),
+        (("search", "--run", "nowhere"), "there is no run in nowhere"),
+        (("search", "--run", "RUN", "--method", "nsga3"), "did you mean 'nsga2'?"),
+        (("search", "--run", "RUN", "--method", "random", "evaluation=3"), "did you mean 'evaluations'?"),
+        (("retrain", "--run", "RUN", "--arch", "bst"), "did you mean 'best'?"),
+        (("retrain", "--run", "RUN", "train.epoch=3"), "did you mean 'train.epochs'?"),
+        (("eval", "--run", "RUN", "--arch", "bst"), "did you mean 'best'?"),
+        (("analyse", "--run", "nowhere"), "there is no run in nowhere"),
+        (("export", "--run", "RUN", "--to", "onx"), "did you mean 'onnx'?"),
+        (("export", "--run", "RUN", "--to", "onnx"), "no retrained network yet"),
+        (("bench", "RUN", "--arch", "bst"), "did you mean 'best'?"),
+        (("report", "--run", "nowhere"), "there is no run in nowhere"),
+        (("runs", "nowhere"), "there are no runs in nowhere"),
+        (("resume", "--run", "nowhere"), "no command is noted in nowhere"),
+    ],
+)
+def test_mistakes_are_told_before_torch_is_imported(words, says, searched_once, tmp_path):
+    words = [str(searched_once) if word == "RUN" else word for word in words]
+    program = [sys.executable, "-X", "importtime", "-m", "superformer", *words]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == (0 if words == ["recipes"] else 2)
+    assert says in done.stdout + done.stderr
+    assert heavy(done.stderr) <= {"numpy"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_knows_our_models_among_those_of_timm(tmp_path):
+    check = "import superformer.train.loop, timm; assert timm.is_model('s3_tiny') and timm.is_model('superformer')"
+    done = fresh("-c", f"import sys; sys.argv[0] = 'superformer'; import superformer; {check}")
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 def test_the_catalogue_is_current():
-    assert json.loads(catalogue.FILE.read_text("utf-8")) == published_entries(), (
-        "run: python -m superformer.spaces.describe"
-    )
+    own = runpy.run_path(str(CATALOGUE))
+    assert json.loads(own["FILE"].read_text("utf-8")) == own["catalogue"](), "run: python docs/catalogue.py"
 
 
 CHECK = """
@@ -69,34 +105,23 @@ assert set(timm.list_models("vit_resnas_*")) == {n for n in sf.models() if n.sta
 @pytest.mark.parametrize(
     "first",
     [
-        "import timm, superformer.space, superformer.cost, superformer.draw, superformer as sf\nfrom superformer.space import Space",
-        "import superformer as sf\nsf.space, sf.cost, sf.spaces, sf.draw\nimport superformer.space, superformer.cost, superformer.draw\n"
+        "import timm, superformer.space, superformer.cost, superformer.draw, superformer as sf\n"
+        "from superformer.space import Space",
+        "import superformer as sf\nsf.space, sf.cost, sf.spaces, sf.draw\n"
+        "import superformer.space, superformer.cost, superformer.draw\n"
         "from superformer.space import Space",
         "from superformer.space import Space\nimport superformer as sf, superformer.spaces\n"
         "import importlib.util\nimportlib.util.find_spec('timm')",
-        "from superformer import cost, draw, space, spaces\nimport superformer as sf\nfrom superformer.space import Space\n"
+        "from superformer import cost, draw, space, spaces\n"
+        "import superformer as sf\nfrom superformer.space import Space\n"
         "assert (sf.cost, sf.draw, sf.space, sf.spaces) == (cost, draw, space, spaces)",
     ],
     ids=["timm and modules first", "functions first", "timm looked for, then imported", "from the package"],
 )
 def test_names_are_what_they_say_whatever_was_imported_first(first):
-    done = fresh(f"{first}\n{CHECK}")
+    done = fresh("-c", f"{first}\n{CHECK}")
     assert not done.stderr
     assert done.returncode == 0
-
-
-def test_types_and_names_agree():
-    """What a type checker is told of the package's names is where they come from."""
-    source = ast.parse(Path(sf.__file__).read_text("utf-8"))
-    told = next(node for node in source.body if isinstance(node, ast.If)).body
-    call = next(node.value for node in source.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-    homes = ast.literal_eval(call.args[1])
-    expected = {}
-    for line in told:
-        module = line.module.removeprefix("superformer").removeprefix(".")
-        expected |= {name.asname or name.name: f"{module}:{name.name}" if module else name.name for name in line.names}
-    assert homes == expected
-    assert set(homes) < set(sf.__all__)
 
 
 def test_a_name_can_be_replaced(monkeypatch):

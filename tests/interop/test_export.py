@@ -21,14 +21,14 @@ from timm.layers.drop import drop_path
 from timm.models._features import feature_take_indices
 
 import superformer as sf
-from superformer import interop as proof
-from superformer.elastic.layers import Cell
-from superformer.elastic.positions import RelativePosition
+from superformer.elastic.transformer import Cell
 from superformer.errors import StoppedError
 from superformer.families.timm_api import _taken
+from superformer.interop import export as export_module
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
-from superformer.kernels.convolution import patches
+from superformer.kernels.attention import _as_patches, patches
+from superformer.kernels.relative import RelativePosition, _traced
 from superformer.runs.storage import StoredNetwork, load_network, save_network
 from superformer.space.schema import FAMILIES
 
@@ -130,7 +130,7 @@ def test_a_difference_is_an_error_and_leaves_what_was_there(tmp_path: Path, monk
     (out / "notes.txt").write_text("mine")
     before = {f: f.read_bytes() for f in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "TOLERANCE", -1.0)
+        patch.setattr(export_module, "TOLERANCE", -1.0)
         for folder in (out, tmp_path / "new"):
             with pytest.raises(StoppedError, match="nothing was exported"):
                 export(stored("swin"), folder, "timm")
@@ -153,7 +153,7 @@ def load_arch(folder: Path) -> sf.Arch:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_the_source_of_a_family_needs_nothing_else(name: str) -> None:
-    files = sources({f"superformer.families.{name}": "family", "superformer.space.schema": "superformer_families"}, "1")
+    files = sources({f"superformer.families.{name}": "family", "superformer.space.schema": "schema"}, "1")
     assert "family.py" in files
     for text in files.values():
         for node in ast.walk(ast.parse(text)):
@@ -183,14 +183,14 @@ def test_relative_positions_in_plain_operations(
         for p in layer.parameters():
             p.copy_(torch.randn(p.shape, generator=rng))
     qkv = torch.randn(2, 1 + grid[0] * grid[1], 3, 2, 4, generator=rng, dtype=torch.float64)
-    given = (qkv, *layer(grid, native, qkv.dtype), 0.4, grid, layer.channels(grid))
-    torch.testing.assert_close(relative_attention.plain(*given), relative_attention.fast(*given))
+    tables = (layer._entries(kind, grid, native) for kind in "kv")
+    torch.testing.assert_close(_traced(qkv, *tables, 0.4, grid), layer(qkv, 0.4, grid, native))
 
 
 @given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
 def test_patches_as_a_view(side: int, more: int, spare: int) -> None:
     x = torch.randn(2, side * (1 + more) + spare % side, side + spare, 3)
-    assert torch.equal(patches.plain(x, side), patches(x, side))
+    assert torch.equal(_as_patches(x, side), patches(x, side))
 
 
 def test_stochastic_depth_and_levels_are_those_of_timm() -> None:

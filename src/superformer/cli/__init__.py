@@ -1,4 +1,7 @@
-"""The command line. It reads words, calls the library and prints; it holds no logic of its own."""
+"""The command line. It reads words, calls the library and prints; it holds no logic of its own.
+
+`arguments` has what commands share, `find` the commands from pictures to a network, `use` what is published and what
+was found."""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import sys
 import typer
 
 from superformer.cli import find, use
-from superformer.cli import use as published
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError
-from superformer.runs.folder import set_command
+
+__all__ = ["app", "find", "main", "use"]
 
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -21,27 +24,20 @@ def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
-    set_command(sys.argv[1:])
     try:
         status = app(standalone_mode=False)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(status or 0)
-    except SuperformerError as error:
+    except (SuperformerError, StoppedError) as error:
         print(f"superformer: {error}", file=sys.stderr)
-        sys.exit(2)
-    except StoppedError as error:
-        print(f"superformer: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, SuperformerError) else 1)
     except (KeyboardInterrupt, typer.Abort):
-        print(
-            "superformer: stopped; what was finished is kept, and the same command goes on from there", file=sys.stderr
-        )
+        words = "stopped; what was finished is kept, and the same command goes on from there"
+        print(f"superformer: {words}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own complaints about words have it
             raise
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
         sys.exit(2)
-    finally:
-        set_command([])

@@ -1,15 +1,21 @@
-"""The program that commands are added to."""
+"""The program that commands are added to, the options that several of them share, and how they print."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from superformer.settings import amount
+
+if TYPE_CHECKING:
+    from superformer.runs.folder import Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,97 +24,99 @@ app = typer.Typer(
 )
 
 
-# The words that several commands take, with what their help says.
+# --- options ---
 
+
+def _option(flag: str, metavar: str, told: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=told)
+
+
+def _words(metavar: str, told: str) -> Any:
+    return typer.Argument(metavar=metavar, help=told)
+
+
+DATA = (
+    "digits (embedded); a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH; "
+    "or a timm reader."
+)
+WHICH = "best, smallest, largest, a key of the front, or a JSON file"
 
 Name = Annotated[str | None, typer.Argument(help="Show one of them in full.")]
-Draw = Annotated[
-    str | None, typer.Option("--draw", metavar="FILE.svg", help="Write a picture of the network to this file, too.")
-]
+DrawFile = Annotated[str | None, _option("--draw", "FILE.svg", "Write a picture of the network to this file, too.")]
 RecipeName = Annotated[
-    str, typer.Option("--recipe", metavar="NAME|FILE", help="A published recipe (superformer recipes) or a YAML file.")
+    str, _option("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")
 ]
-DataSpec = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="SPEC",
-        help="digits (embedded); a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH; or a timm reader.",
-    ),
-]
-RunFolder = Annotated[str, typer.Option("--run", metavar="DIR", help="The folder of the run.")]
-Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
-]
-ArchWords = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arch", metavar="WHICH", help="best, smallest, largest, a key of the front, or a JSON file; repeatable."
-    ),
-]
-ArchWord = Annotated[
-    str, typer.Option("--arch", metavar="WHICH", help="best, smallest, largest, a key of the front, or a JSON file.")
-]
-MacsMax = Annotated[
-    str | None, typer.Option("--macs-max", metavar="600M", help="The most multiply-accumulates of a network.")
-]
-ParamsMax = Annotated[str | None, typer.Option("--params-max", metavar="5M", help="The most parameters.")]
-LatencyMax = Annotated[
-    str | None, typer.Option("--latency-max", metavar="20ms", help="The longest time for a picture, measured here.")
-]
-MethodName = Annotated[
-    str | None, typer.Option("--method", metavar="NAME", help="evolution, nsga2, predictor, random or exhaustive.")
-]
-MemoryMax = Annotated[
-    str | None, typer.Option("--memory-max", metavar="20MB", help="The most memory of activations, for one picture.")
-]
+DataSpec = Annotated[str, _option("--data", "SPEC", DATA)]
+RunFolder = Annotated[str, _option("--run", "DIR", "The folder of the run.")]
+Changes = Annotated[list[str] | None, _words("[KEY=VALUE]...", "Settings to change, such as train.epochs=10.")]
+ArchNames = Annotated[list[str] | None, _option("--arch", "WHICH", f"{WHICH}; repeatable.")]
+ArchName = Annotated[str, _option("--arch", "WHICH", f"{WHICH}.")]
+MacsMax = Annotated[str | None, _option("--macs-max", "600M", "The most multiply-accumulates of a network.")]
+ParamsMax = Annotated[str | None, _option("--params-max", "5M", "The most parameters.")]
+LatencyMax = Annotated[str | None, _option("--latency-max", "20ms", "The longest time for a picture, measured here.")]
+MemoryMax = Annotated[str | None, _option("--memory-max", "20MB", "The most memory of activations, for one picture.")]
 ThroughputMin = Annotated[
-    str | None, typer.Option("--throughput-min", metavar="500", help="The fewest pictures a second, measured here.")
+    str | None, _option("--throughput-min", "500", "The fewest pictures a second, measured here.")
 ]
+MethodName = Annotated[str | None, _option("--method", "NAME", "evolution, nsga2, predictor, random or exhaustive.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
-AnalysisWords = Annotated[
-    list[str] | None, typer.Argument(metavar="[PART]... [KEY=VALUE]...", help="What to look at, and settings.")
+AnalysisParts = Annotated[list[str] | None, _words("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
+ExportFormat = Annotated[str, _option("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
+ExportFolder = Annotated[
+    str | None, _option("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")
 ]
+OtherArch = Annotated[
+    str | None, _option("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")
+]
+BenchedArchs = Annotated[
+    list[str] | None, _option("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")
+]
+Benched = Annotated[str, _words("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
+RunFolders = Annotated[list[str] | None, _words("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 
 
-# Tables and facts, as every command prints them.
+# --- before the work ---
+# A command resolves its words with light modules first: a mistake is told before torch is imported, which takes
+# seconds.
+
+
+def trained_run(folder: str, *archs: str) -> Run:
+    """A run with a trained supernet and these architectures."""
+    from superformer.runs.folder import Run
+
+    run = Run.open(folder)
+    run.require_trained()
+    for arch in archs:
+        run.arch(arch)
+    return run
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """What all commands that compute have in common: runs note the words of the command, and freed memory is kept for
+    the next step."""
+    from superformer.kernels.memory import keep_freed
+    from superformer.runs.folder import set_command
+
+    keep_freed()
+    set_command(sys.argv[1:])
+    try:
+        yield
+    finally:
+        set_command([])
+
+
+# --- what is printed ---
 
 
 console = Console()
+TITLES = {"macs": "MACs", "params": "parameters", "img_size": "px", "resolution": "px"}
 
 
-def listed(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str) -> None:
-    if as_json:
-        print(json.dumps(rows))
-        return
-    console.print(table(rows, title))
-    console.print(hint, style="dim")
-
-
-def facts(values: dict[str, Any]) -> None:
-    """One thing's values, a line each."""
-    for column, value in values.items():
-        console.print(f"[dim]{TITLES.get(column, column):>14}[/]  {_said(column, value)}", highlight=False)
-
-
-def table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Rows of plain values as a table; numbers stand right."""
-    out = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for column in rows[0] if rows else ():
-        word = isinstance(rows[0][column], str)
-        out.add_column(TITLES.get(column, column), justify="left" if word else "right", no_wrap=column != "values")
-    for row in rows:
-        out.add_row(*(_said(column, value) for column, value in row.items()))
-    return out
+def progress_console(as_json: bool) -> Console:
+    """Where progress is told: nowhere, if the result is JSON."""
+    return Console(quiet=True) if as_json else console
 
 
 def say(text: str, dim: bool = False) -> None:
@@ -116,12 +124,40 @@ def say(text: str, dim: bool = False) -> None:
     console.print(text, style="dim" if dim else None, highlight=False, soft_wrap=True, markup=False)
 
 
-TITLES = {"macs": "MACs", "params": "parameters", "img_size": "px", "resolution": "px"}
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
-def _said(column: str, value: Any) -> str:
+def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str, details: tuple[str, ...] = ()) -> None:
+    """Rows as JSON, or as a table, which leaves out details."""
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console.print(table([{k: v for k, v in row.items() if k not in details} for row in rows], title))
+    console.print(hint, style="dim")
+
+
+def print_facts(values: dict[str, Any]) -> None:
+    """One thing's values, a line each."""
+    for column, value in values.items():
+        console.print(f"[dim]{TITLES.get(column, column):>14}[/]  {_cell(column, value)}", highlight=False)
+
+
+def table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Rows of plain values as a table; numbers stand right."""
+    plain: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
+    out = Table(title=title, title_justify="left", title_style="bold", header_style="dim", **plain)
+    for column in rows[0] if rows else ():
+        is_text = isinstance(rows[0][column], str)
+        out.add_column(TITLES.get(column, column), justify="left" if is_text else "right", no_wrap=column != "values")
+    for row in rows:
+        out.add_row(*(_cell(column, value) for column, value in row.items()))
+    return out
+
+
+def _cell(column: str, value: Any) -> str:
     if isinstance(value, list):
-        return " - ".join(_said(column, v) for v in value)
+        return " - ".join(_cell(column, v) for v in value)
     if column in ("macs", "params"):
         return amount(value)
     return f"{value:.2e}" if isinstance(value, int) and value >= 10**6 else str(value)

@@ -1,38 +1,17 @@
-"""From pictures to a network: train, evolve-space, search, retrain, eval."""
+"""From pictures to a network: train, evolve-space, search, retrain, eval, analyse."""
 
 from __future__ import annotations
 
 import json
 import math
 
-from rich.console import Console
-
-from superformer.cli import early
-from superformer.cli.arguments import (
-    AnalysisWords,
-    ArchWord,
-    ArchWords,
-    Changes,
-    DataSpec,
-    Json,
-    LatencyMax,
-    MacsMax,
-    MemoryMax,
-    MethodName,
-    ParamsMax,
-    RecipeName,
-    RunFolder,
-    Split,
-    ThroughputMin,
-    app,
-    console,
-    say,
-    table,
-)
+from superformer.cli import arguments as arg
+from superformer.cli.arguments import app, computing, console, percent, progress_console, say, table, trained_run
+from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
 
 
 @app.command()
-def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+def train(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None) -> None:
     """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
 
     Example: superformer train --recipe s3-laptop --data digits --run runs/first
@@ -40,16 +19,19 @@ def train(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes =
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
     sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
     superformer -- train ..."""
-    early.recipe(recipe, changes)
-    from superformer.train.loop import train as run_training
+    from superformer.recipes import resolve
 
-    done = run_training(recipe, data, run, *(changes or []), console=console)
+    settings = resolve(recipe, changes or ())
+    with computing():
+        from superformer.train.loop import train as run_training
+
+        done = run_training(settings, data, run, console=console)
     say(f"The supernet is in {done.supernet_file}")
     say(f"Next: superformer search --run {run} --macs-max ..., or superformer eval --run {run}", dim=True)
 
 
 @app.command()
-def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Changes = None) -> None:
+def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None) -> None:
     """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space,
     and again.
 
@@ -57,26 +39,29 @@ def evolve_space(recipe: RecipeName, data: DataSpec, run: RunFolder, changes: Ch
 
     evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last
     space."""
-    early.recipe(recipe, changes)
-    from superformer.draw.evolution import draw
-    from superformer.search.space_evolution import evolve_space as run_evolution
+    from superformer.recipes import resolve
 
-    run_evolution(recipe, data, run, *(changes or []), console=console, draw=draw)
+    settings = resolve(recipe, changes or ())
+    with computing():
+        from superformer.draw.evolution import draw
+        from superformer.search.space_evolution import evolve_space as run_evolution
+
+        run_evolution(settings, data, run, console=console, draw=draw)
     say(f"The trace is in {run}/evolution.json")
     say(f"Next: superformer search --run {run} --macs-max ...", dim=True)
 
 
 @app.command()
 def search(
-    run: RunFolder,
-    macs_max: MacsMax = None,
-    params_max: ParamsMax = None,
-    latency_max: LatencyMax = None,
-    memory_max: MemoryMax = None,
-    throughput_min: ThroughputMin = None,
-    method: MethodName = None,
-    changes: Changes = None,
-    as_json: Json = False,
+    run: arg.RunFolder,
+    macs_max: arg.MacsMax = None,
+    params_max: arg.ParamsMax = None,
+    latency_max: arg.LatencyMax = None,
+    memory_max: arg.MemoryMax = None,
+    throughput_min: arg.ThroughputMin = None,
+    method: arg.MethodName = None,
+    changes: arg.Changes = None,
+    as_json: arg.Json = False,
 ) -> None:
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
@@ -85,22 +70,20 @@ def search(
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
     front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx"""
-    from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
-
-    given = {
-        "macs": None if macs_max is None else read_amount(macs_max, "--macs-max"),
-        "params": None if params_max is None else read_amount(params_max, "--params-max"),
-        "latency": None if latency_max is None else read_seconds(latency_max, "--latency-max"),
-        "memory": None if memory_max is None else read_bytes(memory_max, "--memory-max"),
-    }
-    limits = {name: (0.0, most) for name, most in given.items() if most is not None}
+    amounts = {"macs": (macs_max, read_amount), "params": (params_max, read_amount)}
+    amounts |= {"latency": (latency_max, read_seconds), "memory": (memory_max, read_bytes)}
+    limits = {name: (0.0, read(text, f"--{name}-max")) for name, (text, read) in amounts.items() if text is not None}
     if throughput_min is not None:
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
     own = dict(map(read_key_value, changes or []))
-    early.search(run, method, own)
-    from superformer.search.run import search as run_search
 
-    found = run_search(run, limits, method, own, Console(quiet=True) if as_json else console)
+    from superformer.recipes.search import method_with_changes, split_options
+
+    method_with_changes(trained_run(run).recipe().search, method, split_options(own)[1])
+    with computing():
+        from superformer.search.run import search as run_search
+
+        found = run_search(run, limits, method, own, progress_console(as_json))
     if as_json and found:
         print(json.dumps(found))
     elif found:
@@ -108,7 +91,9 @@ def search(
 
 
 @app.command()
-def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as_json: Json = False) -> None:
+def retrain(
+    run: arg.RunFolder, arch: arg.ArchName = "best", changes: arg.Changes = None, as_json: arg.Json = False
+) -> None:
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.
 
@@ -117,43 +102,48 @@ def retrain(run: RunFolder, arch: ArchWord = "best", changes: Changes = None, as
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other
     key of the recipe, such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares
     accuracies on the test pictures."""
-    early.retrain(run, arch, changes or [])
-    from superformer.train.retrain import retrain as run_retraining
+    from superformer.recipes.retrain import read_changes
 
-    done = run_retraining(run, arch, *(changes or []), console=Console(quiet=True) if as_json else console)
+    read_changes(trained_run(run, arch).recipe(), changes or (), f"{run} retrained")
+    with computing():
+        from superformer.train.retrain import retrain as run_retraining
+
+        done = run_retraining(run, arch, *(changes or []), console=progress_console(as_json))
     if as_json:
         print(json.dumps(done.rows))
         return
     columns = ("name", "weights", "accuracy", "macs", "params", "img_size", "epochs", "key")
-    rows = [{c: f"{100 * row[c]:.2f} %" if c == "accuracy" else row[c] for c in columns} for row in done.rows]
+    rows = [{c: percent(row[c]) if c == "accuracy" else row[c] for c in columns} for row in done.rows]
     console.print(table(rows, "Accuracy on the test split"))
     say(f"The network is in {done.model}")
     if done.rows and done.rows[-2]["accuracy"] > done.rows[-1]["accuracy"]:  # inherited, then as it is now
-        say(
-            f"On these pictures the inherited weights are better; superformer export --run {run} --arch {arch} --to onnx hands those over"
-        )
+        command = f"superformer export --run {run} --arch {arch} --to onnx"
+        say(f"On these pictures the inherited weights are better; {command} hands those over")
     say(f"Next: superformer export --run {run} --to onnx", dim=True)
 
 
 @app.command(name="eval")
-def evaluate(run: RunFolder, arch: ArchWords = None, split: Split = "test", as_json: Json = False) -> None:
+def evaluate(
+    run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", as_json: arg.Json = False
+) -> None:
     """The accuracy of sub-networks of a trained supernet, with the weights they inherit.
 
     Example: superformer eval --run runs/first --arch smallest --arch largest
     """
-    early.trained(run, *(arch or []))
-    from superformer.evaluation.trained_run import evaluate as run_evaluation
+    trained_run(run, *(arch or []))
+    with computing():
+        from superformer.evaluation.trained_run import evaluate as run_evaluation
 
-    rows = run_evaluation(run, arch or ["smallest", "largest"], split)
+        rows = run_evaluation(run, arch or ["smallest", "largest"], split)
     if as_json:
         print(json.dumps(rows))
         return
-    shown = [{**row, "accuracy": f"{100 * row['accuracy']:.2f} %"} for row in rows]
+    shown = [{**row, "accuracy": percent(row["accuracy"])} for row in rows]
     console.print(table(shown, f"Accuracy on the {split} split, inherited weights"))
 
 
 @app.command()
-def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) -> None:
+def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Json = False) -> None:
     """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention,
     seeds.
 
@@ -162,13 +152,17 @@ def analyse(run: RunFolder, words: AnalysisWords = None, as_json: Json = False) 
     PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that
     cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in
     DIR/analysis.json, and in the report."""
-    from superformer.settings import read_key_value
-
     parts, changes = [w for w in words or [] if "=" not in w], dict(read_key_value(w) for w in words or [] if "=" in w)
-    early.analyse(run, parts, changes)
-    from superformer.analysis.run import analyse as run_analysis
 
-    found = run_analysis(run, Console(quiet=True) if as_json else console, parts, changes)
+    from superformer.analysis.settings import chosen
+    from superformer.runs.folder import Run
+
+    Run.open(run)
+    chosen(parts, changes)
+    with computing():
+        from superformer.analysis.run import analyse as run_analysis
+
+        found = run_analysis(run, progress_console(as_json), parts, changes)
     if as_json:
         print(json.dumps(found))
         return

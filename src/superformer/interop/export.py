@@ -14,104 +14,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 
 from superformer import files
 from superformer.cost.runtimes import evaluating
-from superformer.errors import StoppedError, SuperformerError, nearest
+from superformer.errors import StoppedError, SuperformerError
 from superformer.files import CONFIG
+from superformer.interop import format_module
 from superformer.progress import doing
 from superformer.runs.storage import StoredNetwork
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from superformer.runs.storage import StoredNetwork
-
-FORMATS = {"onnx": "onnx", "timm": "timm", "hf": "huggingface"}
-"""The module of each format."""
 TOOLS = {"onnx": "ONNX Runtime", "timm": "timm", "hf": "transformers without superformer"}
 MARKS = {"timm": ("architecture", "superformer"), "hf": ("model_type", "superformer")}
 """By what the configuration of an export is known."""
-
-
-def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
-    """Write a stored network into a folder, ``to`` one of ``"onnx"``, ``"timm"`` and ``"hf"``, and prove that it works
-    there.
-
-    An earlier export of the same format in that folder is replaced; beside any other network it is an error. ``seed``:
-    of the random pictures that the proof compares."""
-    known(to)
-    if stored.net.space.size > 1:
-        raise SuperformerError(
-            f"this is a supernet of {stored.net.space.size:.3g} architectures: export net.extract(arch)"
-        )
-    out = Path(out)
-    _check(out, to)
-
-    form = importlib.import_module(f"superformer.interop.{FORMATS[to]}")
-    partial = out / f"export{files.PARTIAL}" if out.is_dir() else out.with_name(out.name + files.PARTIAL)
-    with files.disk_errors(partial):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    try:
-        with doing(console, f"writing the {to} export"):
-            form.write(stored, partial)
-        with doing(console, f"proving it: read back by {TOOLS[to]}"):
-            batches = random_batches(stored, seed)
-            theirs = form.answers(partial, batches)
-            proven = prove(list(partial.iterdir()), logits(stored, batches), theirs, f"superformer and {TOOLS[to]}")
-        return replace(proven, files=_place(partial, out))
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def known(to: str) -> None:
-    """Refuse a format that is not there."""
-    if to not in FORMATS:
-        raise SuperformerError(f"unknown format {to!r}: {nearest(to, FORMATS)}")
-
-
-def _check(out: Path, to: str) -> None:
-    """Whether an export may be written there."""
-    if out.exists() and not out.is_dir():
-        raise SuperformerError(f"{out} is a file: an export is a folder, choose another name")
-    if to not in MARKS or not (out / CONFIG).exists():
-        return
-    key, value = MARKS[to]
-    try:
-        same = json.loads((out / CONFIG).read_text()).get(key) == value
-    except (OSError, ValueError, AttributeError):
-        same = False
-    if not same:
-        raise SuperformerError(
-            f"{out} holds another network ({CONFIG}), which an export would overwrite: choose another folder"
-        )
-
-
-def _place(partial: Path, out: Path) -> tuple[Path, ...]:
-    """Give the files their own folder. Where there is one, its configuration goes first and the new one comes last."""
-    names = sorted((f.name for f in partial.iterdir()), key=lambda name: (name == CONFIG, name))
-    with files.disk_errors(out):
-        if not out.exists():
-            os.replace(partial, out)
-        else:
-            if CONFIG in names:
-                (out / CONFIG).unlink(missing_ok=True)
-            for name in names:
-                os.replace(partial / name, out / name)
-    return tuple(out / name for name in names)
-
-
-# The proof that ends an export: what was written is read back by the tool it is for, and must compute what the
-# network computes.
-
-
 TOLERANCE = 1e-4
 """The largest difference of two logits that passes."""
 BATCHES = (1, 3, 8)
@@ -131,7 +51,85 @@ class Proof:
     """What was compared with what."""
 
     def __str__(self) -> str:
-        return f"{self.what}: the largest difference of a logit is {self.difference:.1e}, in {self.pictures} random pictures"
+        largest = f"the largest difference of a logit is {self.difference:.1e}"
+        return f"{self.what}: {largest}, in {self.pictures} random pictures"
+
+
+def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
+    """Write a stored network into a folder, ``to`` one of ``"onnx"``, ``"timm"`` and ``"hf"``, and prove that it works
+    there.
+
+    An earlier export of the same format in that folder is replaced; beside any other network it is an error. ``seed``:
+    of the random pictures that the proof compares."""
+    module, out = format_module(to), Path(out)
+    if stored.net.space.size > 1:
+        raise SuperformerError(
+            f"this is a supernet of {stored.net.space.size:.3g} architectures: export net.extract(arch)"
+        )
+    _check_folder(out, to)
+
+    form = importlib.import_module(module)
+    partial = out / f"export{files.PARTIAL}" if out.is_dir() else out.with_name(out.name + files.PARTIAL)
+    with files.disk_errors(partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    try:
+        with doing(console, f"writing the {to} export"):
+            form.write(stored, partial)
+        with doing(console, f"proving it: read back by {TOOLS[to]}"):
+            batches = random_batches(stored, seed)
+            with on_cpu(stored):
+                ours = [stored.net(x).float().numpy() for x in batches]
+            proof = _proof(ours, form.logits_of(partial, batches), f"superformer and {TOOLS[to]}")
+        return replace(proof, files=_placed(partial, out))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_folder(out: Path, to: str) -> None:
+    """Whether an export may be written there."""
+    if out.exists() and not out.is_dir():
+        raise SuperformerError(f"{out} is a file: an export is a folder, choose another name")
+    if to not in MARKS or not (out / CONFIG).exists():
+        return
+    key, value = MARKS[to]
+    try:
+        same = json.loads((out / CONFIG).read_text()).get(key) == value
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not same:
+        raise SuperformerError(
+            f"{out} holds another network ({CONFIG}), which an export would overwrite: choose another folder"
+        )
+
+
+def _proof(ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
+    """The proof, or an error if the logits differ."""
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape:
+            raise StoppedError(f"{what}: the logits have the shapes {a.shape} and {b.shape}; nothing was exported")
+        worst = max(worst, float(np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0.0)))
+    if worst > TOLERANCE:
+        raise StoppedError(f"{what}: logits differ by up to {worst:.2g}, more than {TOLERANCE:g}; nothing was exported")
+    return Proof((), worst, sum(len(a) for a in ours), what)
+
+
+def _placed(partial: Path, out: Path) -> tuple[Path, ...]:
+    """Give the files their own folder. Where there is one, its configuration goes first and the new one comes last."""
+    names = sorted((f.name for f in partial.iterdir()), key=lambda name: (name == CONFIG, name))
+    with files.disk_errors(out):
+        if not out.exists():
+            os.replace(partial, out)
+        else:
+            if CONFIG in names:
+                (out / CONFIG).unlink(missing_ok=True)
+            for name in names:
+                os.replace(partial / name, out / name)
+    return tuple(out / name for name in names)
+
+
+# --- what the formats share ---
 
 
 @dataclass(frozen=True)
@@ -150,15 +148,10 @@ class Preparation:
 
 
 def preparation(stored: StoredNetwork) -> Preparation:
-    """What a stored network says of it; the defaults are those of `superformer.data.augment.EvalTransform`."""
-    config = stored.config
-    interpolation = str(config.get("interpolation", "bicubic"))
-    return Preparation(
-        stored.net.in_chans,
-        stored.net.space.smallest().resolution,
-        float(config.get("crop", 0.875)),
-        "bilinear" if interpolation == "random" else interpolation,
-    )
+    """What a stored network says of it; the defaults are those of `superformer.data.augment.Frame`."""
+    crop, interpolation = stored.config.get("crop", 0.875), str(stored.config.get("interpolation", "bicubic"))
+    interpolation = "bilinear" if interpolation == "random" else interpolation
+    return Preparation(stored.net.in_chans, stored.net.space.smallest().resolution, float(crop), interpolation)
 
 
 def random_batches(stored: StoredNetwork, seed: int) -> list[Tensor]:
@@ -179,25 +172,7 @@ def on_cpu(stored: StoredNetwork) -> Iterator[None]:
             stored.net.to(home)
 
 
-def logits(stored: StoredNetwork, batches: list[Tensor]) -> list[Floats]:
-    """What the network itself computes."""
-    with on_cpu(stored):
-        return [stored.net(x).float().numpy() for x in batches]
-
-
-def prove(files: list[Path], ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
-    """The proof, or an error if the logits differ."""
-    worst = 0.0
-    for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape:
-            raise StoppedError(f"{what}: the logits have the shapes {a.shape} and {b.shape}; nothing was exported")
-        worst = max(worst, float(np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0.0)))
-    if worst > TOLERANCE:
-        raise StoppedError(f"{what}: logits differ by up to {worst:.2g}, more than {TOLERANCE:g}; nothing was exported")
-    return Proof(tuple(files), worst, sum(len(a) for a in ours), what)
-
-
-def need(extra: str, *packages: str) -> None:
+def require(extra: str, *packages: str) -> None:
     """An error that says what to install, if one of these packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

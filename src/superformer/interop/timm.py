@@ -1,12 +1,11 @@
-"""The model ``superformer`` of timm: a network of any architecture, which the configuration of an exported folder
-tells."""
+"""timm: the published architectures are models of timm as soon as this module is imported, and exported folders are
+loaded by its model ``superformer``, a network of any architecture."""
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import timm.models
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models._builder import build_model_with_cfg
+from torch import Tensor
 
 from superformer import files, spaces
 from superformer.errors import SuperformerError
@@ -25,9 +25,11 @@ from superformer.runs.storage import StoredNetwork, save_network
 from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family
-from superformer.spaces import catalogue
 
 ENTRY = "superformer"
+
+
+# --- models of timm ---
 
 
 def superformer(
@@ -37,19 +39,34 @@ def superformer(
     arch: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The network of an architecture, given as JSON has it."""
+    """The network of an architecture, given as JSON has it, which the configuration of an exported folder tells."""
     if arch is None:
         raise SuperformerError(
             "superformer is a model of timm that is loaded from a folder: timm.create_model('local-dir:FOLDER')"
         )
-    return create(
-        ENTRY,
-        Arch.from_json(json.dumps(arch)),
-        pretrained,
-        pretrained_cfg,
-        pretrained_cfg_overlay=pretrained_cfg_overlay,
-        **kwargs,
-    )
+    own = Arch.from_json(json.dumps(arch))
+    return create(ENTRY, own, pretrained, pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay, **kwargs)
+
+
+def register_model(name: str, arch: Arch) -> None:
+    """Make an architecture a model of timm: ``timm.create_model(name)``."""
+    if not name.isidentifier():
+        raise SuperformerError(f"{name!r} cannot be a timm model's name: use letters, digits and underscores")
+
+    def entry(
+        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
+    ) -> Any:
+        if pretrained:
+            raise SuperformerError(
+                f"no trained weights of {name} are published for this library; build it with pretrained=False"
+            )
+        return create(name, arch, **kwargs)
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__module__ = __name__
+    entry.__doc__ = f"The architecture {name}."
+    setattr(sys.modules[__name__], name, entry)
+    timm.models.register_model(entry)
 
 
 def create(
@@ -61,9 +78,14 @@ def create(
         return spaces.model(arch, num_classes, drop_path=drop_path_rate or 0.0, **settings)
 
     default: dict[str, Any] = {
-        "num_classes": 1000, "input_size": (3, arch.resolution, arch.resolution), "interpolation": "bicubic", "crop_pct": 0.9,
-        "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD, "classifier": "head",
-    }  # fmt: skip
+        "num_classes": 1000,
+        "input_size": (3, arch.resolution, arch.resolution),
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "classifier": "head",
+    }
     features = {"out_indices": _levels(arch), "feature_cls": "getter"} if kwargs.get("features_only") else None
     return build_model_with_cfg(
         build, name, pretrained, pretrained_cfg=dict(pretrained_cfg or default), feature_cfg=features, **kwargs
@@ -78,29 +100,24 @@ def _levels(arch: Arch) -> tuple[int, ...]:
     return tuple(range(levels) if net.feature_level == "stage" else range(max(levels - 3, 0), levels))
 
 
-# A folder for timm: ``timm.create_model("local-dir:FOLDER", pretrained=True)``, once superformer is imported.
+# --- a folder for timm: ``timm.create_model("local-dir:FOLDER", pretrained=True)``, once superformer is imported ---
 
 
 def write(stored: StoredNetwork, folder: Path) -> None:
     """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
-    own = json.loads((folder / CONFIG).read_text())
-    kept = {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
-    files.write(folder / CONFIG, json.dumps(own | kept | config(stored), indent=1) + "\n")
-
-
-def config(stored: StoredNetwork) -> dict[str, Any]:
-    """What timm reads."""
-    of = preparation(stored)
-    return {
+    config = json.loads((folder / CONFIG).read_text())
+    config |= {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
+    pictures = preparation(stored)
+    config |= {
         "architecture": ENTRY,
         "num_classes": stored.net.num_classes,
         "num_features": stored.net.num_features,
         "model_args": {"arch": json.loads(stored.net.space.smallest().to_json())},
         "pretrained_cfg": {
-            "input_size": [of.channels, of.size, of.size],
-            "interpolation": of.interpolation,
-            "crop_pct": of.crop,
+            "input_size": [pictures.channels, pictures.size, pictures.size],
+            "interpolation": pictures.interpolation,
+            "crop_pct": pictures.crop,
             "crop_mode": "center",
             "mean": list(stored.mean),
             "std": list(stored.std),
@@ -109,46 +126,18 @@ def config(stored: StoredNetwork) -> dict[str, Any]:
             "classifier": "head",
         },
     }
+    files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
 
 
-def answers(folder: Path, batches: list[Any]) -> list[Floats]:
+def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:
     """What the network computes that timm makes of the folder."""
     net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
         return [net(x).numpy() for x in batches]
 
 
-# --- registration ---
-
-
-def register_model(name: str, arch: Arch) -> None:
-    """Make an architecture a model of timm: ``timm.create_model(name)``."""
-    if not name.isidentifier():
-        raise SuperformerError(f"{name!r} cannot be a timm model's name: use letters, digits and underscores")
-    _register(name, lambda: arch)
-
-
-def register_with_timm() -> None:
-    """Make the published architectures models of timm, and `superformer`, which exported folders name."""
-    for name in catalogue.models():
-        if not timm.models.is_model(name):
-            _register(name, functools.partial(spaces.arch, name))
-    if not timm.models.is_model(ENTRY):
-        timm.models.register_model(superformer)
-
-
-def _register(name: str, of: Callable[[], Arch]) -> None:
-    def entry(
-        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
-    ) -> Any:
-        if pretrained:
-            raise SuperformerError(
-                f"no trained weights of {name} are published for this library; build it with pretrained=False"
-            )
-        return create(name, of(), **kwargs)
-
-    entry.__name__ = entry.__qualname__ = name
-    entry.__module__ = __name__
-    entry.__doc__ = f"The architecture {name}."
-    setattr(sys.modules[__name__], name, entry)
-    timm.models.register_model(entry)
+if not timm.models.is_model(ENTRY):
+    timm.models.register_model(superformer)
+for published in spaces.models():
+    if not timm.models.is_model(published):
+        register_model(published, spaces.arch(published))

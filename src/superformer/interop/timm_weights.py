@@ -1,10 +1,11 @@
 """timm's networks as ours: the same architecture, the same weights, the same logits.
 
-One file a family says which architecture a timm network is and what its tensors are called here.
+For each of timm's classes one function says which architecture a network is, and one what its tensors are called here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
+import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.twins import OPTIONS, Twins, ratio
-from superformer.interop.official.family import Rules, rename
-from superformer.interop.official.s3 import names
+from superformer.interop.official.release import Rules, rename
+from superformer.interop.official.s3 import swin_names
 from superformer.space import point
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.space.schema import family
@@ -30,28 +32,26 @@ def from_timm(model: nn.Module | str, **settings: Any) -> Network:
     """Our network with the architecture and the weights of a timm network (or of the name of one; ``settings`` are
     timm's, such as ``pretrained=True``), in the same mode."""
     source = timm.create_model(model, **settings) if isinstance(model, str) else model
-    read_arch, read_state = _reader(source)
+    kind = type(source).__name__
+    if kind not in READERS:
+        raise SuperformerError(f"timm networks of the kind {kind} have no family here; known: {', '.join(READERS)}")
+    read_arch, read_state = READERS[kind]
     arch, state = read_arch(source), read_state(source)
+    channels = next(m.in_channels for m in source.modules() if isinstance(m, nn.Conv2d))
     with torch.device("meta"):
-        net = family(arch.family)(point(arch), int(getattr(source, "num_classes", 1000)), in_chans=_channels(source))
+        net = family(arch.family)(point(arch), int(getattr(source, "num_classes", 1000)), in_chans=channels)
     net.load_state_dict({k: v.detach().clone() for k, v in state.items()}, assign=True)
     for p in net.parameters():
         p.requires_grad_(True)
     return net.train(source.training)
 
 
-def _channels(model: nn.Module) -> int:
-    return next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d))
+# --- VisionTransformer: ViT, DeiT ---
 
 
-def _reader(model: nn.Module) -> Reader:
-    kind = type(model).__name__
-    if kind not in READERS:
-        raise SuperformerError(f"timm networks of the kind {kind} have no family here; known: {', '.join(READERS)}")
-    return READERS[kind]
-
-
-# timm's plain vision transformers: ViT, DeiT.
+def _widths(block: Any) -> dict[str, int]:
+    """The choices that transformer blocks of all families have."""
+    return {"heads": block.attn.num_heads, "attn": block.attn.proj.in_features, "mlp": block.mlp.fc1.out_features}
 
 
 def vit_arch(model: Any) -> Arch:
@@ -59,9 +59,8 @@ def vit_arch(model: Any) -> Arch:
     rows, cols = model.patch_embed.img_size
     (patch, other), width = model.patch_embed.patch_size, model.embed_dim
     if rows != cols or patch != other:
-        raise SuperformerError(
-            f"only square pictures and patches are known here, not {rows} x {cols} and {patch} x {other}"
-        )
+        given = f"{rows} x {cols} and {patch} x {other}"
+        raise SuperformerError(f"only square pictures and patches are known here, not {given}")
     first = model.blocks[0]
     unknown = {
         "register or distillation tokens": model.num_prefix_tokens != 1 or model.cls_token is None,
@@ -75,9 +74,7 @@ def vit_arch(model: Any) -> Arch:
     }
     if found := [name for name, there in unknown.items() if there]:
         raise SuperformerError(f"this vision transformer has {', '.join(found)}; that is not known here")
-    blocks = tuple(
-        Values(heads=b.attn.num_heads, attn=b.attn.proj.in_features, mlp=b.mlp.fc1.out_features) for b in model.blocks
-    )
+    blocks = tuple(Values(_widths(block)) for block in model.blocks)
     options: dict[str, Any] = {"eps": first.norm1.eps, "final_eps": model.norm.eps}
     if hasattr(first.ls1, "gamma"):
         options["layer_scale"] = float(getattr(first.ls1, "init_values", 1e-5))
@@ -97,16 +94,15 @@ def vit_state(model: Any) -> dict[str, Tensor]:
     return {k: v[0] if k.startswith(stem) and v.ndim == 3 else v for k, v in rename(model.state_dict(), rules).items()}
 
 
-# timm's Swin transformers.
+# --- SwinTransformer ---
 
 
 def swin_arch(model: Any) -> Arch:
     """The architecture of a ``timm.models.swin_transformer.SwinTransformer``."""
     rows, cols = model.patch_embed.img_size
     if rows != cols or model.patch_embed.patch_size != (4, 4):
-        raise SuperformerError(
-            f"only square pictures and patches of 4 pixels are known, not {rows} x {cols} and {model.patch_embed.patch_size}"
-        )
+        given = f"{rows} x {cols} and {model.patch_embed.patch_size}"
+        raise SuperformerError(f"only square pictures and patches of 4 pixels are known, not {given}")
     stages = []
     for layer in model.layers:
         blocks = []
@@ -114,17 +110,9 @@ def swin_arch(model: Any) -> Arch:
             (window, other), grid = block.window_size, block.input_resolution
             moved = window // 2 if k % 2 and window < min(grid) else 0
             if window != other or window > min(grid) or tuple(block.shift_size) != (moved, moved):
-                raise SuperformerError(
-                    f"windows of {window} x {other} tokens, moved by {tuple(block.shift_size)}, on {grid} are not known here"
-                )
-            blocks.append(
-                Values(
-                    window=window,
-                    heads=block.attn.num_heads,
-                    attn=block.attn.proj.in_features,
-                    mlp=block.mlp.fc1.out_features,
-                )
-            )
+                given = f"windows of {window} x {other} tokens, moved by {tuple(block.shift_size)}, on {grid}"
+                raise SuperformerError(f"{given} are not known here")
+            blocks.append(Values(window=window, **_widths(block)))
         stages.append(StageArch(tuple(blocks), Values(width=layer.blocks[0].norm1.normalized_shape[0])))
     eps = model.norm.eps
     return Arch("swin", int(rows), Values(), tuple(stages), Values({} if eps == 1e-5 else {"eps": eps}))
@@ -134,10 +122,10 @@ def swin_state(model: Any) -> dict[str, Tensor]:
     """timm has a stage's patch merging before its blocks, as we do; Swin's authors have it after those of the previous
     stage."""
     rules = [(r"^layers\.(\d+)\.downsample\.", r"stages.\1.enter."), (r"^head\.fc\.", "head.")]
-    return names(rename(model.state_dict(), rules))
+    return swin_names(rename(model.state_dict(), rules))
 
 
-# timm's Twins: both ``twins_svt_*`` and ``twins_pcpvt_*``, whose blocks are all global.
+# --- Twins: both ``twins_svt_*`` and ``twins_pcpvt_*``, whose blocks are all global ---
 
 
 def _twins_type(block: Any) -> str:
@@ -155,53 +143,41 @@ def twins_arch(model: Any) -> Arch:
         if kind == "local" and attn.ws != side:
             raise SuperformerError(f"twins networks have windows of one size; this one has {side} and {attn.ws}")
         if kind == "global" and attn.sr_ratio != ratio(first, i):
-            raise SuperformerError(
-                f"twins networks halve sr_ratio from stage to stage; in stage {i} it is {attn.sr_ratio}"
-            )
-    embed = model.patch_embeds[0]
-    stages = tuple(_twins_stage(i, model) for i in range(len(model.blocks)))
-    options = {"patch": embed.patch_size[0], "ws": side, "sr": first}
-    return Arch("twins", embed.img_size[0], Values(), stages, Twins.schema.normal_options(options))
-
-
-def _twins_stage(index: int, model: Any) -> StageArch:
-    values = (
-        Values(type=_twins_type(b), heads=b.attn.num_heads, attn=b.attn.proj.in_features, mlp=b.mlp.fc1.out_features)
-        for b in model.blocks[index]
-    )
-    return StageArch(tuple(values), Values(width=model.patch_embeds[index].proj.out_channels))
+            given = f"in stage {i} it is {attn.sr_ratio}"
+            raise SuperformerError(f"twins networks halve sr_ratio from stage to stage; {given}")
+    stages = []
+    for embed, stage in zip(model.patch_embeds, model.blocks, strict=True):
+        values = (Values(type=_twins_type(block), **_widths(block)) for block in stage)
+        stages.append(StageArch(tuple(values), Values(width=embed.proj.out_channels)))
+    stem = model.patch_embeds[0]
+    options = Twins.schema.normal_options({"patch": stem.patch_size[0], "ws": side, "sr": first})
+    return Arch("twins", stem.img_size[0], Values(), tuple(stages), options)
 
 
 def twins_state(model: Any) -> dict[str, Tensor]:
     """The tensors of a timm Twins by the names they have here."""
+
+    def block(m: re.Match[str]) -> str:
+        return f"stages.{m[1]}.blocks.{m[2]}.op.{_twins_type(model.blocks[int(m[1])][int(m[2])])}."
+
     rules: Rules = (
         (r"^patch_embeds\.(\d+)\.", r"stages.\1.enter."),
         (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.enter.peg."),
-        (
-            r"^blocks\.(\d+)\.(\d+)\.",
-            lambda m: f"stages.{m[1]}.blocks.{m[2]}.op.{_twins_type(model.blocks[int(m[1])][int(m[2])])}.",
-        ),
+        (r"^blocks\.(\d+)\.(\d+)\.", block),
     )
     return rename(model.state_dict(), rules)
 
 
-# timm's plain bottleneck ResNets (resnet50, resnet101, wide_resnet50_2, ...).
+# --- ResNet: the plain bottleneck ones (resnet50, resnet101, wide_resnet50_2, ...) ---
 
 
-PLAIN = (
-    "ResNet",
-    "Sequential",
-    "Bottleneck",
-    "Conv2d",
-    "BatchNorm2d",
-    "ReLU",
-    "MaxPool2d",
-    "Identity",
-    "Linear",
-    "DropPath",
-)
-POOL = ("SelectAdaptivePool2d", "AdaptiveAvgPool2d", "Flatten")
-NAMES: Rules = (
+PLAIN = {
+    "ResNet", "Sequential", "Bottleneck", "Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "Identity", "Linear",
+    "DropPath", "SelectAdaptivePool2d", "AdaptiveAvgPool2d", "Flatten",
+}  # fmt: skip
+"""The layers of a plain ResNet and of its pooling."""
+ONLY = "only plain bottleneck ResNets are of the family resnet"
+RESNET_RULES: Rules = (
     (r"^conv1\.", "stem.conv."),
     (r"^bn1\.", "stem.norm."),
     (r"^fc\.", "head."),
@@ -228,16 +204,13 @@ def resnet_arch(model: Any) -> Arch:
 
 def resnet_state(model: nn.Module) -> dict[str, Tensor]:
     """Its tensors under our names."""
-    return rename(model.state_dict(), NAMES)
+    return rename(model.state_dict(), RESNET_RULES)
 
 
 def _resnet_check(model: Any) -> None:
     """Only what this family computes: anything else would load and be another function."""
-    other = sorted({type(m).__name__ for m in model.modules()} - {*PLAIN, *POOL})
-    if other:
-        raise SuperformerError(
-            f"only plain bottleneck ResNets are of the family resnet; this one has {', '.join(other)}"
-        )
+    if other := sorted({type(m).__name__ for m in model.modules()} - PLAIN):
+        raise SuperformerError(f"{ONLY}; this one has {', '.join(other)}")
     wanted: dict[str, tuple[int, int]] = {"conv1": (7, 2)}
     for i in range(4):
         for k, block in enumerate(getattr(model, f"layer{i + 1}")):
@@ -254,15 +227,11 @@ def _resnet_check(model: Any) -> None:
     for name in sorted({*wanted, *found}):
         if found.get(name) != wanted.get(name):
             what = f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'there')}"
-            raise SuperformerError(
-                f"only plain bottleneck ResNets are of the family resnet; kernel and stride of {what}"
-            )
+            raise SuperformerError(f"{ONLY}; kernel and stride of {what}")
     eps = {m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
     pool = getattr(model.global_pool, "pool_type", "avg")
     if pool != "avg" or eps != {1e-5} or type(model.maxpool) is not nn.MaxPool2d:
-        raise SuperformerError(
-            f"only plain bottleneck ResNets are of the family resnet; this one pools by {pool!r}, with eps {eps}"
-        )
+        raise SuperformerError(f"{ONLY}; this one pools by {pool!r}, with eps {eps}")
 
 
 READERS: dict[str, Reader] = {

@@ -17,7 +17,7 @@ from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.settings import amount
 from superformer.space.costs import Exact
-from superformer.spaces.describe import space_table
+from superformer.spaces.table import space_table
 
 CLASSES, COMMANDS = 24, 60
 """That are told."""

@@ -1,4 +1,4 @@
-"""The published search spaces and architectures, as data."""
+"""The published search spaces and architectures, and networks of them."""
 
 from __future__ import annotations
 
@@ -16,51 +16,47 @@ if TYPE_CHECKING:
     from superformer.families.network import Network
     from superformer.sharing import Sharing
 
-MODULES = ("vitas", "vit_resnas", "s3", "nasvit")
-
-
-def _modules() -> list[Any]:
-    return [importlib.import_module(f"superformer.spaces.{name}") for name in MODULES]
-
-
-@functools.cache
-def _spaces() -> Mapping[str, Space]:
-    return {s.name: s for module in _modules() for s in module.SPACES}
+PUBLISHED = ("vitas.", "s3.AUTOFORMER_", "vit_resnas.", "s3.", "vitas.TWINS_", "nasvit.", "vitas.RESNET_")
+"""Where, in the order of the lists: modules of this package with their ``SPACES`` and ``MODELS``. They build spaces,
+which needs torch, and so are imported when they are asked for."""
 
 
 @functools.cache
-def _models() -> Mapping[str, Arch]:
-    return {name: arch for module in _modules() for name, arch in module.MODELS.items()}
+def _published(kind: str) -> Mapping[str, Any]:
+    out: dict[str, Any] = {}
+    for where in PUBLISHED:
+        module, prefix = where.split(".")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), f"{prefix}{kind.upper()}S")
+        out |= found if kind == "model" else {space.name: space for space in found}
+    return out
+
+
+def _find(kind: str, name: str) -> Any:
+    if name not in _published(kind):
+        raise unknown(kind, name, _published(kind))
+    return _published(kind)[name]
 
 
 def spaces() -> list[str]:
     """The names of the published spaces."""
-    return list(_spaces())
+    return list(_published("space"))
 
 
 def space(name: str) -> Space:
     """A published space."""
-    if name not in _spaces():
-        raise unknown("space", name, _spaces())
-    return _spaces()[name]
-
-
-_published = space
+    found: Space = _find("space", name)
+    return found
 
 
 def models() -> list[str]:
     """The names of the published architectures."""
-    return list(_models())
+    return list(_published("model"))
 
 
 def arch(name: str) -> Arch:
     """A published architecture."""
-    if name not in _models():
-        raise unknown("model", name, _models())
-    return _models()[name]
-
-
-# --- networks of them ---
+    found: Arch = _find("model", name)
+    return found
 
 
 def supernet(
@@ -76,8 +72,8 @@ def supernet(
     ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``. ``settings`` of the family: ``in_chans``, for vit_res
     ``patch_head``.
     """
-    space = _published(space) if isinstance(space, str) else space
-    return family(space.family).create(space, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
+    own: Space = _find("space", space) if isinstance(space, str) else space
+    return family(own.family).create(own, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
 
 
 def model(

@@ -22,57 +22,45 @@ def _convs(width: Sequence[int], depth: range, kernel: Sequence[int], expand: Se
 def _transformer(
     width: Sequence[int], depth: range, mlp: Sequence[int], windows: Sequence[int], **opening: Sequence[int]
 ) -> Stage:
-    return Stage(
-        {}, [d - 1 for d in depth], {"width": width, "mlp": ratio(*mlp, of="width"), "windows": windows, **opening}
-    )
+    choices = {"width": width, "mlp": ratio(*mlp, of="width"), "windows": windows, **opening}
+    return Stage({}, [d - 1 for d in depth], choices)
 
 
 CONVOLUTIONS = (_convs((16, 24), range(1, 3), (3, 5), (1,)), _convs((24, 32), range(3, 6), (3, 5), (4, 5, 6)))
 CHOICES = {"stem": STEM, "head": HEAD, "resolution": RESOLUTIONS}
 
+PAPER = (
+    *CONVOLUTIONS,
+    _convs((32, 40), range(3, 7), (3, 5), (4, 5, 6)),
+    _transformer((64, 72), range(3, 7), (1, 2), (4, 1)),
+    _transformer((112, 120, 128), range(3, 9), (1, 2), (1,)),
+    _transformer((160, 168, 176, 184), range(3, 9), (1, 2), (1,)),
+    _transformer((208, 216, 224), range(3, 7), (1, 2), (1,)),
+)
+AS_RELEASED = (
+    *CONVOLUTIONS,
+    _convs((32, 40), range(3, 7), (3,), (4, 5, 6)),
+    _transformer((64, 72), range(3, 7), (1,), (1,), kernel=(3,), expand=(4, 5, 6)),
+    _transformer((112, 120, 128), range(3, 10), (1,), (1,), kernel=(3,), expand=(4, 5, 6)),
+    _transformer((160, 168, 176, 184), range(3, 9), (1,), (1,), kernel=(3,), expand=(6,)),
+    _transformer((208, 216, 224), range(3, 7), (1,), (1,), kernel=(3,), expand=(6,)),
+)
+ALPHANET = (
+    *CONVOLUTIONS,
+    _convs((32, 40), range(3, 7), (3, 5), (4, 5, 6)),
+    _convs((64, 72), range(3, 7), (3, 5), (4, 5, 6)),
+    _convs((112, 120, 128), range(3, 9), (3, 5), (4, 5, 6)),
+    _convs((192, 200, 208, 216), range(3, 9), (3, 5), (6,)),
+    _convs((216, 224), range(1, 3), (3, 5), (6,)),
+)
+"""The convolutional space that section 4.3 trains; its table is that of AttentiveNAS, from which AlphaNet took it."""
+SQUEEZED = "0010111"
+CONVOLUTIONAL = {"stages": "ccccccc", "strides": "1222121", "squeeze_excite": SQUEEZED}
+
 SPACES = (
-    Space(
-        "nasvit",
-        "nasvit",
-        (
-            *CONVOLUTIONS,
-            _convs((32, 40), range(3, 7), (3, 5), (4, 5, 6)),
-            _transformer((64, 72), range(3, 7), (1, 2), (4, 1)),
-            _transformer((112, 120, 128), range(3, 9), (1, 2), (1,)),
-            _transformer((160, 168, 176, 184), range(3, 9), (1, 2), (1,)),
-            _transformer((208, 216, 224), range(3, 7), (1, 2), (1,)),
-        ),
-        CHOICES,
-    ),
-    Space(
-        "nasvit-released",
-        "nasvit",
-        (
-            *CONVOLUTIONS,
-            _convs((32, 40), range(3, 7), (3,), (4, 5, 6)),
-            _transformer((64, 72), range(3, 7), (1,), (1,), kernel=(3,), expand=(4, 5, 6)),
-            _transformer((112, 120, 128), range(3, 10), (1,), (1,), kernel=(3,), expand=(4, 5, 6)),
-            _transformer((160, 168, 176, 184), range(3, 9), (1,), (1,), kernel=(3,), expand=(6,)),
-            _transformer((208, 216, 224), range(3, 7), (1,), (1,), kernel=(3,), expand=(6,)),
-        ),
-        CHOICES,
-        options={**RELEASED, "squeeze_excite": "0010111"},
-    ),
-    # The convolutional space that section 4.3 trains; its table is that of AttentiveNAS, from which AlphaNet took it.
-    Space(
-        "alphanet",
-        "nasvit",
-        (
-            *CONVOLUTIONS,
-            _convs((32, 40), range(3, 7), (3, 5), (4, 5, 6)),
-            _convs((64, 72), range(3, 7), (3, 5), (4, 5, 6)),
-            _convs((112, 120, 128), range(3, 9), (3, 5), (4, 5, 6)),
-            _convs((192, 200, 208, 216), range(3, 9), (3, 5), (6,)),
-            _convs((216, 224), range(1, 3), (3, 5), (6,)),
-        ),
-        CHOICES,
-        options={"stages": "ccccccc", "strides": "1222121", "squeeze_excite": "0010111"},
-    ),
+    Space("nasvit", "nasvit", PAPER, CHOICES),
+    Space("nasvit-released", "nasvit", AS_RELEASED, CHOICES, options={**RELEASED, "squeeze_excite": SQUEEZED}),
+    Space("alphanet", "nasvit", ALPHANET, CHOICES, options=CONVOLUTIONAL),
 )
 
 

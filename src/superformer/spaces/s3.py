@@ -1,4 +1,5 @@
-"""S3: the initial space (section 4.1), the released networks and their forms for 384 pixels.
+"""S3: the initial space (section 4.1), the released networks and their forms for 384 pixels; AutoFormer's spaces and
+networks, the supernet that S3 builds on.
 
 Section 4.1 gives {3, 3.5, 4} to the heads and {7, 8, 9} to the MLP ratio: the two lists are swapped, for 7, 8 and 9
 heads of 32 channels are the Q-K-V dimensions 224, 256 and 288 of the same sentence. The last stage has 7 x 7 tokens,
@@ -16,17 +17,13 @@ HEAD = 32
 """Channels of a head: 224 / 7."""
 
 
-def _stage(windows: tuple[int, ...]) -> Stage:
-    block = {
-        "window": windows,
-        "heads": (7, 8, 9),
-        "attn": times(HEAD, of="heads"),
-        "mlp": ratio(3, 3.5, 4, of="width"),
-    }
+def _stage(*windows: int) -> Stage:
+    attention = {"window": windows, "heads": (7, 8, 9), "attn": times(HEAD, of="heads")}
+    block = {**attention, "mlp": ratio(3, 3.5, 4, of="width")}
     return Stage(block, depth=(2, 3, 4), choices={"width": (224, 256, 288)})
 
 
-SPACES: tuple[Space, ...] = (Space("s3-initial", "swin", tuple(map(_stage, ((7, 14), (7, 14), (7, 14), (7,))))),)
+SPACES = (Space("s3-initial", "swin", (_stage(7, 14), _stage(7, 14), _stage(7, 14), _stage(7))),)
 
 Block = tuple[int, int, float]
 """Window, heads and MLP ratio."""
@@ -37,12 +34,8 @@ def network(stages: Sequence[tuple[int, Sequence[Block]]], resolution: int = 224
     out = []
     for i, (width, blocks) in enumerate(stages):
         side = -(-resolution // (4 * 2**i))
-        out.append(
-            StageArch(
-                tuple(Values(window=min(w, side), heads=h, attn=HEAD * h, mlp=scaled(width, r)) for w, h, r in blocks),
-                Values(width=width),
-            )
-        )
+        values = (Values(window=min(w, side), heads=h, attn=HEAD * h, mlp=scaled(width, r)) for w, h, r in blocks)
+        out.append(StageArch(tuple(values), Values(width=width)))
     return Arch("swin", resolution, Values(), tuple(out))
 
 
@@ -63,10 +56,8 @@ MODELS = {
 }
 
 
-# AutoFormer's spaces and networks (the supernet that S3 builds on), as released.
-#
-# Heads are 64 channels wide; the MLP's hidden width is a multiple of the tokens' width; relative positions in every
-# block.
+# --- AutoFormer, as released: heads of 64 channels, relative positions in every block, and an MLP whose hidden width is
+# a multiple of the tokens' width ---
 
 
 AUTOFORMER_HEAD = 64
@@ -80,21 +71,21 @@ def autoformer(
     return Space(name, "vit", (Stage(block, depth=depth),), {"patch_size": 16, "width": width}, options=OPTIONS)
 
 
-SPACES += (
+AUTOFORMER_SPACES = (
     autoformer("autoformer-tiny", (192, 216, 240), (3, 4), (3.5, 4), (12, 13, 14)),
     autoformer("autoformer-small", (320, 384, 448), (5, 6, 7), (3, 3.5, 4), (12, 13, 14)),
     autoformer("autoformer-base", (528, 576, 624), (9, 10), (3, 3.5, 4), (14, 15, 16)),
 )
 
 
-def autoformer_network(width: int, heads: list[int], ratios: list[float]) -> Arch:
-    blocks = tuple(
-        Values(heads=h, attn=AUTOFORMER_HEAD * h, mlp=int(width * r)) for h, r in zip(heads, ratios, strict=True)
-    )
+def autoformer_network(width: int, heads: Sequence[int], ratios: Sequence[float]) -> Arch:
+    """A network of so many heads and such an MLP ratio in each block."""
+    pairs = zip(heads, ratios, strict=True)
+    blocks = tuple(Values(heads=h, attn=AUTOFORMER_HEAD * h, mlp=int(width * r)) for h, r in pairs)
     return Arch("vit", 224, Values(patch_size=16, width=width), (StageArch(blocks),), Values(OPTIONS))
 
 
-MODELS |= {
+AUTOFORMER_MODELS = {
     # Ratio 3 in three blocks is not in the released space: the network is published, but no point of "autoformer-tiny".
     "autoformer_tiny": autoformer_network(
         192, [3] * 10 + [4, 3, 3], [3.5, 3.5, 3, 3.5, 3, 3, 4, 4, 3.5, 4, 3.5, 4, 3.5]

@@ -14,40 +14,27 @@ def _stage(widths: tuple[int, ...], head: int, heads: tuple[int, ...], hidden: r
     return Stage(block, depth=blocks, choices={"width": widths}, skippable=range(1, blocks, 2), skip=0.5)
 
 
-SPACES = (
-    Space(
-        "vit-resnas-tiny",
-        "vit_res",
-        (
-            _stage((160, 176, 192, 224, 256), 32, (3, 4, 5, 6), range(384, 769, 64), 6),
-            _stage((320, 352, 384, 448, 512), 48, (6, 8, 10, 12), range(768, 1537, 128), 6),
-            _stage((640, 704, 768, 896, 1024), 64, (6, 8, 10, 12), range(1536, 3073, 256), 6),
-        ),
-    ),
-    # Small and Medium share one space.
-    Space(
-        "vit-resnas-small",
-        "vit_res",
-        (
-            _stage((200, 220, 240, 280, 320), 32, (5, 6, 7, 8), range(480, 961, 80), 7),
-            _stage((400, 440, 480, 560, 640), 48, (10, 12, 14, 16), range(960, 1921, 160), 7),
-            _stage((800, 880, 960, 1120, 1280), 64, (10, 12, 14, 16), range(1920, 3841, 320), 7),
-        ),
-    ),
+TINY = (
+    _stage((160, 176, 192, 224, 256), 32, (3, 4, 5, 6), range(384, 769, 64), 6),
+    _stage((320, 352, 384, 448, 512), 48, (6, 8, 10, 12), range(768, 1537, 128), 6),
+    _stage((640, 704, 768, 896, 1024), 64, (6, 8, 10, 12), range(1536, 3073, 256), 6),
 )
+SMALL = (
+    _stage((200, 220, 240, 280, 320), 32, (5, 6, 7, 8), range(480, 961, 80), 7),
+    _stage((400, 440, 480, 560, 640), 48, (10, 12, 14, 16), range(960, 1921, 160), 7),
+    _stage((800, 880, 960, 1120, 1280), 64, (10, 12, 14, 16), range(1920, 3841, 320), 7),
+)
+"""Small and Medium share one space."""
+SPACES = (Space("vit-resnas-tiny", "vit_res", TINY), Space("vit-resnas-small", "vit_res", SMALL))
 
 
 def network(*stages: tuple[int, list[tuple[int, int]]], heads: tuple[int, ...] = HEAD_WIDTHS) -> Arch:
     """A network of stages (width, blocks), blocks (heads, hidden width)."""
-    return Arch(
-        "vit_res",
-        224,
-        Values(),
-        tuple(
-            StageArch(tuple(Values(heads=h, attn=d * h, mlp=f) for h, f in blocks), Values(width=width))
-            for (width, blocks), d in zip(stages, heads, strict=True)
-        ),
-    )
+    out = []
+    for (width, blocks), head in zip(stages, heads, strict=True):
+        values = (Values(heads=h, attn=head * h, mlp=hidden) for h, hidden in blocks)
+        out.append(StageArch(tuple(values), Values(width=width)))
+    return Arch("vit_res", 224, Values(), tuple(out))
 
 
 MODELS = {

@@ -1,7 +1,9 @@
-"""ViTAS: the DeiT-like spaces of v1 and v2, and the released networks.
+"""ViTAS: the DeiT-like spaces of v1 and v2, the Twins spaces of v2, ResNet-50 with searched widths, and the released
+networks.
 
 v1 lets every position be an identity; v2 shifts identities to the end of the stage and shares channels cyclically. "Max
-Output Dim" of the attention is the width of q, k and v together: a third of it is the attention width."""
+Output Dim" of the attention, "Max_a" of Twins, is the width of q, k and v together: a third of it is the attention
+width."""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ def _block(widest: int) -> dict[str, tuple[int, ...]]:
     return {"heads": HEADS, "attn": tenths(widest, parts=3), "mlp": tenths(widest)}
 
 
+def _space(name: str, width: int, stage: Stage, patch_size: tuple[int, ...] = PATCHES) -> Space:
+    choices = {"patch_size": patch_size, "width": tenths(width)}
+    return Space(name, "vit", (stage,), choices, options=OPTIONS, weights=PRIVATE)
+
+
 def _v1(name: str, width: int, widest: int) -> Space:
     """v1, table 1 (and 9): 16 positions, each a block with one of four head counts or an identity."""
-    stage = Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5)
-    return Space(
-        name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE
-    )
+    return _space(name, width, Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5))
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
@@ -33,24 +37,14 @@ def _v2(name: str, width: int, widest: int) -> Space:
 
     (Table 2 of v2 prints 16 positions, v1's; the appendix, which is specific, has 14.)
     """
-    stage = Stage(_block(widest), depth=range(15))
-    return Space(
-        name, "vit", (stage,), {"patch_size": PATCHES, "width": tenths(width)}, options=OPTIONS, weights=PRIVATE
-    )
+    return _space(name, width, Stage(_block(widest), depth=range(15)))
 
 
-SPACES: tuple[Space, ...] = (
+SPACES = (
     _v1("vitas-v1", 384, 1440),
     _v1("vitas-v1-wide", 768, 2880),
     # v1, section 5.3: one block, repeated 12 times; 10 widths x 4 head counts x 10 attention widths x 10 hidden widths.
-    Space(
-        "vitas-block",
-        "vit",
-        (Stage(_block(1440), depth=12, tied=True),),
-        {"patch_size": 16, "width": tenths(384)},
-        options=OPTIONS,
-        weights=PRIVATE,
-    ),
+    _space("vitas-block", 384, Stage(_block(1440), depth=12, tied=True), (16,)),
     _v2("vitas-deit-tiny", 384, 1440),
     _v2("vitas-deit-small", 768, 2880),
 )
@@ -61,19 +55,17 @@ def vit_network(
 ) -> Arch:
     """A network of blocks (heads, attention width, hidden width)."""
     stage = StageArch(tuple(Values(heads=h, attn=a, mlp=f) for h, a, f in blocks))
-    return Arch(
-        "vit",
-        224,
-        Values(patch_size=patch_size, width=width),
-        (stage,),
-        Values(OPTIONS if options is None else options),
-    )
+    own = Values(OPTIONS if options is None else options)
+    return Arch("vit", 224, Values(patch_size=patch_size, width=width), (stage,), own)
 
 
-MODELS: dict[str, Arch] = {
+MODELS = {
     "vitas_858m": vit_network(
         154,
-        [(12, 96, 1008), (16, 240, 576), (6, 96, 1296), (16, 336, 720), (16, 384, 1008), (16, 288, 1152), (16, 480, 1296)],
+        [
+            (12, 96, 1008), (16, 240, 576), (6, 96, 1296), (16, 336, 720), (16, 384, 1008), (16, 288, 1152),
+            (16, 480, 1296),
+        ],
     ),
     "vitas_1g": vit_network(
         192,
@@ -103,10 +95,8 @@ MODELS: dict[str, Arch] = {
 }  # fmt: skip
 
 
-# ViTAS v2's Twins spaces (table 1, figure 6), and the networks they were made from.
-#
-# "Max_a" is the width of q, k and v together, as in the DeiT-like spaces: a third of it is the attention width. The
-# searched networks ViTAS-Twins-T/S/B/L are not published: figure 11 only draws the proportions of three of them.
+# --- Twins (v2, table 1, figure 6), and the networks that the spaces were made from ---
+# The searched networks ViTAS-Twins-T/S/B/L are not published: figure 11 only draws the proportions of three of them.
 
 
 TWINS_HEADS = (2, 4, 8, 16)
@@ -115,23 +105,16 @@ TYPES = ("local", "global")
 
 def _twins(name: str, *stages: tuple[int, int, int, int]) -> Space:
     """Stages of (width of the embedding, Max_a, Max_m, positions) with identity shifting (v2, section 5)."""
-    return Space(
-        f"vitas-twins-{name}",
-        "twins",
-        tuple(
-            Stage(
-                {"type": TYPES, "heads": TWINS_HEADS, "attn": tenths(attn, parts=3), "mlp": tenths(mlp)},
-                depth=range(positions + 1),
-                choices={"width": tenths(width)},
-            )
-            for width, attn, mlp, positions in stages
-        ),
-    )
+    out = []
+    for width, attn, mlp, positions in stages:
+        block = {"type": TYPES, "heads": TWINS_HEADS, "attn": tenths(attn, parts=3), "mlp": tenths(mlp)}
+        out.append(Stage(block, depth=range(positions + 1), choices={"width": tenths(width)}))
+    return Space(f"vitas-twins-{name}", "twins", tuple(out))
 
 
 _TWINS_SMALL = ((128, 480, 512, 4), (256, 960, 1024, 4), (512, 1920, 2048, 12), (1024, 3840, 4096, 6))
 
-SPACES += (
+TWINS_SPACES = (
     _twins("tiny", *_TWINS_SMALL),  # figure 6a prints the small space
     _twins("small", *_TWINS_SMALL),
     _twins("base", (192, 480, 768, 4), (384, 960, 1536, 4), (768, 1920, 3072, 20), (1536, 3840, 6144, 4)),
@@ -149,7 +132,7 @@ def twins_network(width: int, heads: int, depths: tuple[int, ...]) -> Arch:
     return Arch("twins", 224, Values(), tuple(stages))
 
 
-MODELS |= {
+TWINS_MODELS = {
     "twins_svt_s": twins_network(64, 2, (2, 2, 10, 4)),
     "twins_svt_b": twins_network(96, 3, (2, 2, 18, 2)),
     "twins_svt_l": twins_network(128, 4, (2, 2, 18, 2)),
@@ -157,8 +140,7 @@ MODELS |= {
 """Twins-SVT, under names that timm does not use."""
 
 
-# ResNet-50 with searched widths (ViTAS v2, appendix A.7).
-#
+# --- ResNet-50 with searched widths (v2, appendix A.7) ---
 # The appendix takes "the same search space as" BCNet and gives no table of its own; the recipe partitions every width
 # into 10 groups. So each convolution of ResNet-50 has ten widths, those that a residual ties together one for the
 # whole stage; depths are not searched.
@@ -170,12 +152,11 @@ BLOCKS = (3, 4, 6, 3)
 
 def _resnet_stage(i: int) -> Stage:
     inner, outer = tenths(64 * 2**i), tenths(256 * 2**i)
-    return Stage(
-        {"mid1": inner, "mid2": inner}, depth=BLOCKS[i] - 1, choices={"width": outer, "entry1": inner, "entry2": inner}
-    )
+    entry = {"width": outer, "entry1": inner, "entry2": inner}
+    return Stage({"mid1": inner, "mid2": inner}, depth=BLOCKS[i] - 1, choices=entry)
 
 
-SPACES += (Space("vitas-resnet50", "resnet", tuple(_resnet_stage(i) for i in range(4)), {"stem": tenths(64)}),)
+RESNET_SPACES = (Space("vitas-resnet50", "resnet", tuple(map(_resnet_stage, range(4))), {"stem": tenths(64)}),)
 
 
 def resnet_network(blocks: tuple[int, ...], inner: int = 64, resolution: int = 224) -> Arch:
@@ -189,4 +170,4 @@ def resnet_network(blocks: tuple[int, ...], inner: int = 64, resolution: int = 2
     return Arch("resnet", resolution, Values(stem=64), tuple(stage(i, n) for i, n in enumerate(blocks)))
 
 
-MODELS |= {"resnet50_plain": resnet_network(BLOCKS)}
+RESNET_MODELS = {"resnet50_plain": resnet_network(BLOCKS)}

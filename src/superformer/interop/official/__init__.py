@@ -14,8 +14,8 @@ import torch
 
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families.network import Network
-from superformer.interop.official.family import Family, State, at_size, load
 from superformer.interop.official.nasvit import NasVit
+from superformer.interop.official.release import Release, State, at_size, load
 from superformer.interop.official.s3 import S3, AutoFormer
 from superformer.interop.official.vit_resnas import VitResNas
 from superformer.interop.official.vitas import Vitas
@@ -23,7 +23,9 @@ from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family as network_family
 
-FAMILIES: dict[str, Family] = {
+__all__ = ["arch", "model", "supernet"]
+
+RELEASES: dict[str, Release] = {
     "autoformer": AutoFormer(),
     "nasvit": NasVit(),
     "s3": S3(),
@@ -35,11 +37,10 @@ FAMILIES: dict[str, Family] = {
 def arch(family: str, official: Any) -> Arch:
     """An architecture from its authors' form."""
     try:
-        return _family(family).arch(official)
+        return _release(family).arch(official)
     except (KeyError, IndexError, TypeError) as error:
-        raise ArchError(
-            f"this is not an architecture in the form of {family}: {type(error).__name__} {error}"
-        ) from error
+        problem = f"{type(error).__name__} {error}"
+        raise ArchError(f"this is not an architecture in the form of {family}: {problem}") from error
 
 
 def model(family: str, official: Any, state_dict: State, img_size: int = 224) -> Network:
@@ -47,32 +48,28 @@ def model(family: str, official: Any, state_dict: State, img_size: int = 224) ->
 
     ``state_dict`` is that of a stand-alone network or of their supernet. Position tables are resized if ``img_size`` is
     not theirs."""
-    here = _family(family)
-    chosen = arch(family, official)
-    state = here.clean(state_dict)
-    if here.is_supernet(chosen, state):
-        found = supernet(family, state_dict).extract(chosen, **here.settings(state))
-        return (found if here.any_size or img_size == chosen.resolution else at_size(found, img_size)).eval()
+    release, chosen = _release(family), arch(family, official)
+    state = release.clean(state_dict)
+    if release.is_supernet(chosen, state):
+        found = supernet(family, state_dict).extract(chosen, **release.settings(state))
+        return (found if release.any_size or img_size == chosen.resolution else at_size(found, img_size)).eval()
     own = replace(chosen, resolution=img_size)
     with torch.device("meta"):
-        net = network_family(own.family)(point(own), len(state[here.head]), **here.settings(state))
-    return load(net, here.standalone(chosen, state), family).eval()
+        net = network_family(own.family)(point(own), len(state[release.head]), **release.settings(state))
+    return load(net, release.tensors(point(chosen), state), family).eval()
 
 
 def supernet(family: str, state_dict: State) -> Network:
     """The authors' supernet: ``net(x, arch)``, ``net(x, [archs])``, in eval mode."""
-    here = _family(family)
-    state = here.clean(state_dict)
-    space = here.space(state)
+    release = _release(family)
+    state = release.clean(state_dict)
+    space = release.space(state)
     with torch.device("meta"):
-        net = network_family(space.family)(space, len(state[here.head]), here.sharing, **here.settings(state))
-    return load(net, here.supernet(space, state), family).eval()
+        net = network_family(space.family)(space, len(state[release.head]), release.sharing, **release.settings(state))
+    return load(net, release.tensors(space, state), family).eval()
 
 
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
-        raise SuperformerError(f"no official weights of {name!r} are known: {nearest(name, FAMILIES)}")
-    return FAMILIES[name]
-
-
-__all__ = ["arch", "model", "supernet"]
+def _release(name: str) -> Release:
+    if name not in RELEASES:
+        raise SuperformerError(f"no official weights of {name!r} are known: {nearest(name, RELEASES)}")
+    return RELEASES[name]

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superformer.errors import SuperformerError
-from superformer.interop.official.family import Family, Rules, State, rename
+from superformer.interop.official.release import Release, Rules, State, rename
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.spaces import nasvit as spaces
 from superformer.spaces import space as published_space
 
+UNUSED = r"bn_tracking|num_batches_tracked|relative_position_index|mobile_inverted_conv\.rescale"
 RULES: Rules = [
     (r"\.(conv|bn)\.\1\.", r".\1."),
     (r"\.linear\.(weight|bias)$", r".\1"),
@@ -50,7 +50,7 @@ RULES: Rules = [
 ]
 
 
-class NasVit(Family):
+class NasVit(Release):
     """Architectures: resolution, width[9], depth[7], kernel_size[7], expand_ratio[7]. The networks resize pictures to
     their own resolution, so another ``img_size`` changes nothing."""
 
@@ -67,25 +67,14 @@ class NasVit(Family):
     def space(self, state: State) -> Space:
         return published_space("nasvit-released")
 
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        raise SuperformerError(
-            "NASViT's authors released a supernet and no stand-alone network; take the network out of the supernet"
-        )
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
         where: dict[int, str] = {}
         for i, stage in enumerate(space.stages):
             where[len(where)] = f"stages.{i}.enter."
             inner = "conv." if i < 3 else ""
             for p in range(stage.positions):
                 where[len(where)] = f"stages.{i}.blocks.{p}.{inner}"
-        used = {
-            name: tensor
-            for name, tensor in state.items()
-            if not re.search(
-                r"bn_tracking|num_batches_tracked|relative_position_index|mobile_inverted_conv\.rescale", name
-            )
-        }
+        used = {name: tensor for name, tensor in state.items() if not re.search(UNUSED, name)}
         out = rename(used, [(r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]), *RULES])
         out = {name: t for name, t in out.items() if not re.search(r"blocks\.\d+\.(conv\.)?shortcut", name)}
         for name in [n for n in out if n.endswith(".q.weight") or n.endswith(".q.bias")]:

@@ -1,4 +1,4 @@
-"""AutoFormer as released."""
+"""AutoFormer and S3 (AutoFormerV2) as released."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from superformer.errors import ArchError, SuperformerError
-from superformer.interop.official.family import Family, Rules, State, rename
+from superformer.interop.official.release import Release, Rules, State, rename
 from superformer.sharing import Sharing
 from superformer.space import Space, Stage, point, ratio, times
 from superformer.space.arch import Arch, StageArch, Values
-from superformer.spaces import s3 as autoformer_spaces
 from superformer.spaces import s3 as s3_spaces
 from superformer.spaces import space as published_space
 
 
-class AutoFormer(Family):
+class AutoFormer(Release):
     """github.com/microsoft/Cream, AutoFormer: YAML files with SUPERNET, SEARCH_SPACE and SUBNET (or RETRAIN), or a
     sub-network's configuration alone.
 
@@ -43,20 +42,14 @@ class AutoFormer(Family):
         heads, ratios = sub["num_heads"], sub["mlp_ratio"]
         if len(heads) != depth or len(ratios) != depth:
             raise ArchError(f"{depth} layers need as many head counts and ratios, not {len(heads)} and {len(ratios)}")
-        return autoformer_spaces.autoformer_network(width, [int(h) for h in heads], [float(r) for r in ratios])
+        return s3_spaces.autoformer_network(width, [int(h) for h in heads], [float(r) for r in ratios])
 
     def is_supernet(self, arch: Arch, state: State) -> bool:
         blocks = arch.stages[0].blocks
-        own = all(
-            state[f"blocks.{k}.fc1.bias"].shape[0] == b["mlp"]
-            for k, b in enumerate(blocks)
-            if f"blocks.{k}.fc1.bias" in state
-        )
-        return (
-            not own
-            or state["cls_token"].shape[-1] != arch.choices["width"]
-            or f"blocks.{len(blocks)}.fc1.bias" in state
-        )
+        hidden = {k: len(state[name]) for k in range(len(blocks)) if (name := f"blocks.{k}.fc1.bias") in state}
+        wider = state["cls_token"].shape[-1] != arch.choices["width"]
+        deeper = f"blocks.{len(blocks)}.fc1.bias" in state
+        return wider or deeper or any(size != blocks[k]["mlp"] for k, size in hidden.items())
 
     def space(self, state: State) -> Space:
         """The released space whose supernet this is; ratio 3, which AutoFormer-T uses outside its own space, is let
@@ -70,61 +63,43 @@ class AutoFormer(Family):
         block = {"heads": heads, "attn": times(64, of="heads"), "mlp": ratio(3, 3.5, 4, of="width")}
         return replace(found, name=f"{found.name}-released", stages=(Stage(block, depth=found.stages[0].depths),))
 
-    def _names(self, state: State, width: int, hidden: Sequence[int]) -> dict[str, Tensor]:
-        """Our names; channels that no sub-network uses (the supernets are wider than their largest choice) are left
-        out."""
-        out: dict[str, Tensor] = {}
-        rules = [
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        """Channels that no sub-network uses (the supernets are wider than their largest choice) are left out."""
+        width = space.widths("width")[-1]
+        hidden = [space.widths("mlp", 0, p)[-1] for p in range(space.stages[0].positions)]
+        rules: Rules = [
             (r"^blocks\.", "stages.0.blocks."),
-            (r"attn_layer_norm", "norm1"), (r"ffn_layer_norm", "norm2"), (r"\.(fc\d)\.", r".mlp.\1."),
+            (r"attn_layer_norm", "norm1"),
+            (r"ffn_layer_norm", "norm2"),
+            (r"\.(fc\d)\.", r".mlp.\1."),
             (r"rel_pos_embed_(k|v)\.embeddings_table_v$", r"relative.\1_rows.weight"),
             (r"rel_pos_embed_(k|v)\.embeddings_table_h$", r"relative.\1_cols.weight"),
-            (r"^patch_embed_super\.", "stems.16."), (r"^(pos_embed|cls_token)$", r"stems.16.\1.weight"),
-        ]  # fmt: skip
-        for name, tensor in rename(state, rules).items():
-            if name.endswith("qkv.weight"):
-                tensor = torch.cat([tensor[part::3] for part in range(3)])[:, :width]
-            elif "relative" not in name and not name.endswith("qkv.bias"):
-                if name.startswith("stems.16.") and tensor.ndim == 3:
-                    tensor = tensor[0]
-                block = int(m[1]) if (m := re.match(r"stages\.0\.blocks\.(\d+)\.mlp", name)) else -1
-                if (
-                    name.startswith(("stems.16.proj", "norm."))
-                    or ".norm" in name
-                    or "attn.proj" in name
-                    or "fc2" in name
-                ):
-                    tensor = tensor[:width]
-                elif "fc1" in name:
-                    tensor = tensor[: hidden[block]]
-                if (
-                    name == "head.weight"
-                    or "fc1.weight" in name
-                    or name.endswith(("pos_embed.weight", "cls_token.weight"))
-                ):
-                    tensor = tensor[:, :width]
-                if "fc2.weight" in name:
-                    tensor = tensor[:, : hidden[block]]
-            out[name] = tensor
+            (r"^patch_embed_super\.", "stems.16."),
+            (r"^(pos_embed|cls_token)$", r"stems.16.\1.weight"),
+        ]
+        out = rename(state, rules)
+        for name, tensor in out.items():
+            rows = columns = None
+            if m := re.search(r"blocks\.(\d+)\.mlp\.(fc\d)\.(weight|bias)$", name):
+                rows, columns = (hidden[int(m[1])], width) if m[2] == "fc1" else (width, hidden[int(m[1])])
+                columns = columns if m[3] == "weight" else None
+            elif name.endswith("qkv.weight"):
+                tensor, columns = torch.cat([tensor[part::3] for part in range(3)]), width
+            elif name.endswith(("pos_embed.weight", "cls_token.weight")):
+                tensor, columns = tensor.flatten(0, -2), width
+            elif name == "head.weight":
+                columns = width
+            elif name.startswith(("stems.16.proj", "norm.")) or ".norm" in name or "attn.proj" in name:
+                rows = width
+            out[name] = tensor[:rows] if columns is None else tensor[:rows, :columns]
         return out
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, arch.choices.int("width"), [b.int("mlp") for b in arch.stages[0].blocks])
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return self._names(
-            state, space.widths("width")[-1], [space.widths("mlp", 0, p)[-1] for p in range(space.stages[0].positions)]
-        )
-
-
-# S3 as released.
 
 
 BUFFERS = ("relative_position_index", "attn_mask")
 """What their state dictionaries hold besides weights."""
 
 
-def names(state: State) -> dict[str, Tensor]:
+def swin_names(state: State) -> dict[str, Tensor]:
     """Our names for the tensors of a Swin transformer. A table of relative positions goes by its window, which its size
     tells."""
     out = {}
@@ -142,7 +117,7 @@ def names(state: State) -> dict[str, Tensor]:
     return out
 
 
-class S3(Family):
+class S3(Release):
     """github.com/microsoft/Cream, AutoFormerV2: configurations with DEPTHS, EMBED_DIM, NUM_HEADS, MLP_RATIO and
     WINDOW_SIZE.
 
@@ -166,15 +141,14 @@ class S3(Family):
         return False
 
     def space(self, state: State) -> Space:
-        own = names(state)
+        own = swin_names(state)
         stages: dict[int, dict[int, Values]] = {}
         for name in own:
             if m := re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.attn\.relative_bias\.(\d+)\.weight", name):
                 block = f"stages.{m[1]}.blocks.{m[2]}."
                 attn, mlp = own[f"{block}attn.proj.weight"].shape[1], own[f"{block}mlp.fc1.weight"].shape[0]
-                stages.setdefault(int(m[1]), {})[int(m[2])] = Values(
-                    window=int(m[3]), heads=own[name].shape[-1], attn=attn, mlp=mlp
-                )
+                values = Values(window=int(m[3]), heads=own[name].shape[-1], attn=attn, mlp=mlp)
+                stages.setdefault(int(m[1]), {})[int(m[2])] = values
         if sorted(stages) != list(range(len(stages))) or not stages:
             raise SuperformerError(
                 f"these weights have blocks in the stages {sorted(stages)}; a network has some in every stage"
@@ -186,8 +160,5 @@ class S3(Family):
         widest = max(int(b["window"]) * 2**i for i, s in enumerate(parts) for b in s.blocks)
         return point(Arch("swin", 224 if 4 * widest <= 224 else 384, Values(), tuple(parts)))
 
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return names(state)
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return names(state)
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        return swin_names(state)

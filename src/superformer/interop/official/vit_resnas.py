@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from superformer.errors import ArchError, SuperformerError
-from superformer.interop.official.family import Family, Rules, State, numbered, rename
+from superformer.interop.official.release import Release, Rules, State, numbers, rename
 from superformer.space import Space
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import space as published_space
 
 
-class VitResNas(Family):
+class VitResNas(Release):
     """github.com/yilunliao/vit-search: ``network_def`` tuples."""
 
     head = "cls_head.weight"
@@ -26,10 +24,8 @@ class VitResNas(Family):
     def arch(self, official: Any) -> Arch:
         stages: list[tuple[int, list[Values], list[int], int]] = []
         for kind, *rest in official:
-            if kind == 4:
-                stages.append((int(rest[0]), [], [], 0))
-            elif kind == 3:
-                stages.append((int(rest[1]), [], [], 0))
+            if kind in (4, 3):
+                stages.append((int(rest[0] if kind == 4 else rest[1]), [], [], 0))
             elif kind == 1:
                 (_, heads, dim), (_, hidden), exists = rest
                 width, blocks, at, position = stages[-1]
@@ -49,14 +45,13 @@ class VitResNas(Family):
 
     def is_supernet(self, arch: Arch, state: State) -> bool:
         width = arch.stages[0].choices.int("width")
-        count = len({m[1] for k in state if (m := re.match(r"blocks\.(\d+)\.attn", k))})
+        count = len(numbers(state, r"blocks\.(\d+)\.attn"))
         misplaced = any(s.at is not None and len(s.at) != len(s.blocks) for s in arch.stages)
         return state["tokens"].shape[-1] != width or count != arch.depth or misplaced
 
     def space(self, state: State) -> Space:
-        widths = [state["tokens"].shape[-1]] + [
-            state[k].shape[0] for k in numbered(state, r"blocks\.(\d+)\.patch_reduce\.weight")
-        ]
+        reductions = numbers(state, r"blocks\.(\d+)\.patch_reduce\.weight")
+        widths = [state["tokens"].shape[-1], *(state[f"blocks.{k}.patch_reduce.weight"].shape[0] for k in reductions)]
         for name in ("vit-resnas-tiny", "vit-resnas-small"):
             found = published_space(name)
             if [found.widths("width", i)[-1] for i in range(len(found.stages))] == widths:
@@ -65,9 +60,9 @@ class VitResNas(Family):
             f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: vit-resnas-tiny, vit-resnas-small"
         )
 
-    def _names(self, state: State, positions: Sequence[int]) -> dict[str, Tensor]:
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
         """Blocks and reductions share one running index; blocks that do not exist keep theirs."""
-        used = {int(m[1]) for k in state if (m := re.match(r"blocks\.(\d+)\.", k))}
+        used = numbers(state, r"blocks\.(\d+)\.")
         where: dict[int, str] = {}
         stage = position = 0
         for index in range(max(used, default=-1) + 1):
@@ -77,8 +72,8 @@ class VitResNas(Family):
             elif index in used:
                 where[index] = f"stages.{stage}.blocks.{position}."
                 position += 1
-        if stage + 1 != len(positions):
-            raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(positions)}")
+        if stage + 1 != len(space.stages):
+            raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(space.stages)}")
         rules: Rules = [
             (r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]),
             (r"enter\.patch_reduce", "enter.reduce"),
@@ -90,14 +85,5 @@ class VitResNas(Family):
             (r"^patch_embed\.(conv\d)\.bn", r"stem.\1.1"),
             (r"^cls_head", "head"),
         ]
-        out = rename(state, rules)
-        return {
-            k: v.reshape(v.shape[-2:]) if k.endswith(("pos_embed.weight", "cls_token.weight")) else v
-            for k, v in out.items()
-        }
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, [len(s.blocks) for s in arch.stages])
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return self._names(state, [s.positions for s in space.stages])
+        tables = ("pos_embed.weight", "cls_token.weight")
+        return {k: v.reshape(v.shape[-2:]) if k.endswith(tables) else v for k, v in rename(state, rules).items()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from superformer.errors import ArchError, SuperformerError
-from superformer.interop.official.family import Family, Rules, State, rename
+from superformer.interop.official.release import Release, Rules, State, numbers, rename
 from superformer.sharing import Sharing
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -18,7 +16,7 @@ from superformer.spaces import space as published_space
 from superformer.spaces import vitas as vitas_spaces
 
 
-class Vitas(Family):
+class Vitas(Release):
     """github.com/xiusu/ViTAS (v1): networks as the configuration's ``backbone``, with ``net_id`` genes.
 
     Kept from the released code: attention logits are scaled by (width // heads)^-1/2 in stand-alone networks and by
@@ -66,32 +64,21 @@ class Vitas(Family):
         found = published_space(known[width])
         return replace(found, name=f"{found.name}-released", options={**found.options, "scale": 128**-0.5})
 
-    def _names(self, state: State, stems: Sequence[int], index: Mapping[int, int]) -> dict[str, Tensor]:
-        out = {}
-        heads = vitas_spaces.HEADS
+    def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
+        """A stand-alone network has one of three stems, and numbers its blocks as the supernet does."""
+        heads, patches = vitas_spaces.HEADS, sorted(space.widths("patch_size"))
+        stems = patches * 3 if len(patches) == 1 else patches
+        positions = numbers(state, r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1")
         rules: Rules = [
             (r"^net\.", ""),
             (r"^backbone_init_stem_Patch_init_0\.(\d)\.", lambda m: f"stems.{stems[int(m[1])]}."),
             (r"patch_embed\.proj", "proj"),
             (r"(cls_token|pos_embed)$", r"\1.weight"),
-            (r"^backbone_Block_(?:Block|id)_(\d+)\.0\.", lambda m: f"stages.0.blocks.{index[int(m[1])]}."),
+            (r"^backbone_Block_(?:Block|id)_(\d+)\.0\.", lambda m: f"stages.0.blocks.{positions.index(int(m[1]))}."),
             (r"attn\.qk(\d)\.", lambda m: f"attn.qk.{heads[int(m[1])]}."),
             (r"attn\.v\.", "attn.v.all."),
             (r"^backbone_Norm_Norm_0\.0", "norm"),
             (r"^backbone_FC_FC_0\.0\.module\.0", "head"),
         ]
-        for name, tensor in rename(state, rules).items():
-            out[name] = tensor[0] if tensor.ndim == 3 and name.startswith("stems.") else tensor
-        return out
-
-    def _index(self, state: State) -> dict[int, int]:
-        found = sorted(
-            {int(m[1]) for k in state if (m := re.match(r"net\.backbone_Block_(?:Block|id)_(\d+)\.0\.norm1", k))}
-        )
-        return {position: k for k, position in enumerate(found)}
-
-    def standalone(self, arch: Arch, state: State) -> dict[str, Tensor]:
-        return self._names(state, [arch.choices.int("patch_size")] * 3, self._index(state))
-
-    def supernet(self, space: Space, state: State) -> dict[str, Tensor]:
-        return self._names(state, sorted(space.widths("patch_size")), {p: p for p in range(space.stages[0].positions)})
+        renamed = rename(state, rules)
+        return {k: v[0] if v.ndim == 3 and k.startswith("stems.") else v for k, v in renamed.items()}
