@@ -14,8 +14,8 @@ from helpers.training import recipe, superformer
 from safetensors.torch import load_file
 
 from superformer.errors import SuperformerError
-from superformer.runs import folder as provenance
 from superformer.runs import folder as runs
+from superformer.runs.folder import last_command
 from superformer.train.loop import train
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Score, count_copies, varied_copies
-from superformer.recipes.search import Options
+from superformer.recipes.search import Options, split_options
 from superformer.search import method, pareto
 from superformer.search import scores as racing
 from superformer.search.scores import agreed, race, ranked
@@ -90,11 +90,11 @@ def test_who_is_better_in_both_is_better_by_both_together(given_):
 
 
 def test_words_of_a_race():
-    own, rest = split({"racing": True, "margin": 2, "population": 4})
+    own, rest = split_options({"racing": True, "margin": 2, "population": 4})
     assert own == Options(racing=True, margin=2.0)
     assert rest == {"population": 4}
     with pytest.raises(SuperformerError, match="margin"):
-        split({"margin": -1})
+        split_options({"margin": -1})
 
 
 @pytest.mark.parametrize(
