@@ -5,6 +5,7 @@ python benchmarks/population.py
 
 from __future__ import annotations
 
+import functools
 import statistics
 
 import numpy as np
@@ -44,13 +45,11 @@ def main() -> None:
         worst = {}
         for q in (5, 25, 50, 75, 95):
             target = float(np.percentile(macs, q))
-            worst[q] = statistics.median(
-                seconds(lambda t=target: space.sample_genes(1000, 1, macs=(0.99 * t, 1.01 * t)), 5)
-            )  # noqa: B023
+            draw = functools.partial(space.sample_genes, 1000, 1, macs=(0.99 * target, 1.01 * target))
+            worst[q] = statistics.median(seconds(draw, 5))
         middle = float(np.median(macs))
-        fifty = beside(
-            lambda: space.sample_genes(50, 1, macs=(0.97 * middle, 1.03 * middle)), repeats=5, training=False
-        )  # noqa: B023
+        draw = functools.partial(space.sample_genes, 50, 1, macs=(0.97 * middle, 1.03 * middle))
+        fifty = beside(draw, repeats=5, training=False)
         report(
             f"W6 drawing within limits, {name}",
             set_up_seconds=setup,

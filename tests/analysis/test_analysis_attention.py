@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 import superformer as sf
 from superformer.analysis import attention
 from superformer.analysis.attention import Attended, attended, attention_distances, mean_distance, top_distance
-from superformer.elastic.places import Places
+from superformer.elastic.positions import Places
 
 ATTENDING = st.one_of(*(SMALL[name] for name in ("vit", "vit_res", "swin", "twins", "nasvit") if name in SMALL))
 

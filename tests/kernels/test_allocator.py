@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import resource, sys, torch
 import superformer as sf
-from superformer.kernels.memory import keep_freed
+from superformer.kernels import keep_freed
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -39,7 +39,7 @@ def test_a_process_that_asks_for_it_keeps_the_memory_it_frees_and_building_a_net
 
 def test_the_allocator_can_be_left_as_it_is() -> None:
     said = subprocess.run(
-        [sys.executable, "-c", "from superformer.kernels.memory import keep_freed; print(keep_freed())"],
+        [sys.executable, "-c", "from superformer.kernels import keep_freed; print(keep_freed())"],
         capture_output=True, text=True, check=True, env={"SUPERFORMER_RETURN_MEMORY": "1"},
     )  # fmt: skip
     assert said.stdout.strip() == "False"

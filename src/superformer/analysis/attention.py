@@ -3,7 +3,7 @@
 The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks at
 the functions called within it): no block has a second implementation here, and nothing is slower where nobody looks.
 With talking heads (NASViT) they are P, after the softmax and before the second map across the heads. Where queries and
-keys lie, every block says itself (`superformer.elastic.places`)."""
+keys lie, every block says itself (`superformer.elastic.positions`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from superformer.elastic.places import Places
+from superformer.elastic.positions import Places
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.space.arch import Arch

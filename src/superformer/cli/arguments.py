@@ -96,7 +96,7 @@ def trained_run(folder: str, *archs: str) -> Run:
 def computing() -> Iterator[None]:
     """What all commands that compute have in common: runs note the words of the command, and freed memory is kept for
     the next step."""
-    from superformer.kernels.memory import keep_freed
+    from superformer.kernels import keep_freed
     from superformer.runs.folder import set_command
 
     keep_freed()

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
-from superformer.elastic.places import Places
-from superformer.elastic.positions import in_windows, out_of_windows, relative_bias
+from superformer.elastic.positions import Places, in_windows, out_of_windows, relative_bias
 from superformer.errors import SuperformerError
 from superformer.kernels.attention import split_heads, talking_heads
 from superformer.kernels.inverted import Inverted, inverted_residual

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, Pass, View, Visit, size
-from superformer.elastic.places import Places
 from superformer.errors import SuperformerError
 from superformer.kernels.slices import Index, Wanted, layer_norm, linear, take
 from superformer.space.costs import Cost, Count
 
 if TYPE_CHECKING:
+    from superformer.elastic.positions import Places
     from superformer.families.network import Network
 
 Widths = Mapping[Axis, Count]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -133,3 +135,45 @@ def join_windows(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     down, across = padded(rows, side) // side, padded(cols, side) // side
     x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
     return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]
+
+
+# --- where tokens lie ---
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the queries and the keys of a block's attention lie on the map: row and column of each query (windows,
+    queries, 2) and of each key (windows, keys, 2), of which it is the middle.
+
+    ``real``: which queries are places of the picture, not the class token or padding. ``pairs`` (windows, queries,
+    keys): which keys are and may be attended to. ``side``: tokens in a row that a key stands for. One window is the
+    whole map."""
+
+    grid: tuple[int, int]
+    queries: Tensor
+    keys: Tensor
+    real: Tensor
+    pairs: Tensor
+    side: int = 1
+
+    @staticmethod
+    def coordinates(grid: tuple[int, int]) -> Tensor:
+        """Row and column of each token of a map, and 1: (1, rows, columns, 3)."""
+        rows, cols = (torch.arange(n, dtype=torch.float64) for n in grid)
+        return torch.stack([rows[:, None].expand(grid), cols.expand(grid), torch.ones(grid, dtype=torch.float64)], -1)[
+            None
+        ]
+
+    @staticmethod
+    def of(
+        grid: tuple[int, int], queries: Tensor, keys: Tensor, allowed: Tensor | None = None, side: int = 1
+    ) -> Places:
+        """From coordinates with a third number: 1 for a place of the picture."""
+        real = queries[..., 2] > 0
+        pairs = real[:, :, None] & (keys[..., 2] > 0)[:, None]
+        return Places(grid, queries[..., :2], keys[..., :2], real, pairs if allowed is None else pairs & allowed, side)
+
+    @property
+    def distances(self) -> Tensor:
+        """Of each query to each key of its window, (windows, queries, keys)."""
+        return torch.cdist(self.queries, self.keys)

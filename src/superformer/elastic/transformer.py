@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Table, Widths, width
-from superformer.elastic.places import Places
-from superformer.elastic.positions import RelativePosition
+from superformer.elastic.positions import Places, RelativePosition
 from superformer.kernels.attention import attention, split_heads
 from superformer.kernels.relative import relative_attention
 from superformer.space.costs import Cost, Count

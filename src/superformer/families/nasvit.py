@@ -69,7 +69,8 @@ def rules(space: Space) -> Iterable[str]:
 
     for name, letters in (("stages", "ct"), ("strides", "12"), ("squeeze_excite", "01")):
         if len(option(name)) != len(space.stages) or set(option(name)) - set(letters):
-            yield f"the option {name}={option(name)!r} must have a letter for each of {len(space.stages)} stages: {' or '.join(letters)}"
+            wanted = f"a letter for each of {len(space.stages)} stages: {' or '.join(letters)}"
+            yield f"the option {name}={option(name)!r} must have {wanted}"
             return
     words = {
         "norm": ("token", "map"),

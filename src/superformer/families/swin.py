@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Packed, Pass, Units, View, Visit, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, width
-from superformer.elastic.places import Places
-from superformer.elastic.positions import halved, join_windows, pad_to_windows, padded, relative_bias
+from superformer.elastic.positions import Places, halved, join_windows, pad_to_windows, padded, relative_bias
 from superformer.elastic.transformer import Attention, Block, Mlp, whole_heads
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.attention import attention, split_heads, split_windows
@@ -183,8 +182,8 @@ def rules(space: Space) -> Iterable[str]:
                 yield f"a window has one token or more in a row, not {windows[0]} (stage {i}, block {p})"
             if windows[-1] > side:
                 yield (
-                    f"a window of {windows[-1]} is larger than the map of stage {i}, {side} x {side} tokens at {smallest} pixels, "
-                    f"and so the same as a window of {side}: write {side} instead"
+                    f"a window of {windows[-1]} is larger than the map of stage {i}, {side} x {side} tokens at "
+                    f"{smallest} pixels, and so the same as a window of {side}: write {side} instead"
                 )
     yield from undivided_heads(space)
 

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Branch, Cell, Conv2d, Layer, LayerNorm, Linear, PerChoice, width
-from superformer.elastic.places import Places
-from superformer.elastic.positions import join_windows, pad_to_windows, padded
+from superformer.elastic.positions import Places, join_windows, pad_to_windows, padded
 from superformer.elastic.transformer import Mlp, whole_heads
 from superformer.errors import SuperformerError
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
@@ -40,7 +39,7 @@ from superformer.space.schema import Schema, undivided_heads, undivided_pictures
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
     "ws": 7,  # side of the windows of local blocks
-    "sr": 8,  # tokens in a row that global blocks of the first stage summarise; half as many in each later stage: 8, 4, 2, 1
+    "sr": 8,  # tokens in a row that global blocks of the first stage summarise; then 4, 2, 1
 }
 EPS = 1e-6
 """Of the norms of blocks and of the final norm."""
@@ -86,7 +85,8 @@ class PatchConv(Conv2d):
     def under_kernel(self, x: Tensor) -> Tensor:
         if x.shape[1] < self.side or x.shape[2] < self.side:
             raise SuperformerError(
-                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.side}; use larger pictures"
+                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.side}; "
+                "use larger pictures"
             )
         return patches(x, self.side).flatten(3)  # (batch, rows, columns, channels * side * side)
 

@@ -49,7 +49,8 @@ def rules(space: Space) -> Iterable[str]:
 
     wanted = 2 if option("class_attention") else 1
     if len(space.stages) != wanted:
-        yield f"a vit has {wanted} stage(s) {'(the second is the class attention)' if wanted == 2 else ''}, not {len(space.stages)}"
+        which = "(the second is the class attention)" if wanted == 2 else ""
+        yield f"a vit has {wanted} stage(s) {which}, not {len(space.stages)}"
     if option("pool") not in ("cls", "mean"):
         yield f"pool must be cls or mean, not {option('pool')!r}"
     scale = option("scale")

@@ -45,7 +45,8 @@ def rules(space: Space) -> Iterable[str]:
     for i in range(1, len(space.stages)):
         before, here = space.widths("width", i - 1), space.widths("width", i)
         if VitRes.schema.option(space.options, "residual") and here[0] < before[-1]:
-            yield f"residual spatial reduction cannot narrow the tokens: stage {i} may be {here[0]} wide after {before[-1]}"
+            found = f"stage {i} may be {here[0]} wide after {before[-1]}"
+            yield f"residual spatial reduction cannot narrow the tokens: {found}"
     yield from undivided_heads(space)
 
 

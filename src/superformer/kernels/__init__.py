@@ -14,9 +14,11 @@ worth."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -130,3 +132,45 @@ def no_second_derivative() -> None:
     """What torch's ``once_differentiable`` does, at a fraction of its price."""
     if torch.is_grad_enabled():
         raise RuntimeError("kernels have no second derivatives: call backward() without create_graph=True")
+
+
+# --- devices ---
+
+
+def precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Operations in this precision where that is safe (autocast); None: as the tensors are."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def finished(x: Tensor) -> None:
+    """Wait until everything that was started on the device of ``x`` is done."""
+    if x.device.type != "cpu":
+        torch.accelerator.synchronize(x.device)
+
+
+def device_name(device: str | torch.device) -> str | None:
+    """What the maker calls an accelerator; None for the CPU."""
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None
+
+
+# --- the allocator ---
+
+OFF = "SUPERFORMER_RETURN_MEMORY"
+"""Set to 1, it leaves the allocator as it is."""
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's malloc.h
+
+
+@functools.cache
+def keep_freed() -> bool:
+    """From now on this process keeps the memory it frees for the next step; whether the C library can (glibc can).
+
+    The price: the process holds the most memory that it ever needed at once. Commands call it, building a network does
+    not.
+    """
+    if os.environ.get(OFF, "0") not in ("", "0"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))

@@ -1,15 +1,13 @@
-"""Memory: scratch that an operation uses again, how large parts are that stay in the cache, and the allocator.
+"""Memory: scratch that an operation uses again, and batches in parts that stay in the cache.
 
 The C library's allocator gives large blocks back to the system and gets them anew, page by page. That can cost more
 than the arithmetic done in them: in a supernet's training step page faults took a tenth of the time."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -52,29 +50,6 @@ def together(computed: Iterator[Tensor], batch: int) -> Tensor:
         out[start : start + each.shape[0]] = each
         start += each.shape[0]
     return out
-
-
-# --- the allocator ---
-
-OFF = "SUPERFORMER_RETURN_MEMORY"
-"""Set to 1, it leaves the allocator as it is."""
-TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's malloc.h
-
-
-@functools.cache
-def keep_freed() -> bool:
-    """From now on this process keeps the memory it frees for the next step; whether the C library can (glibc can).
-
-    The price: the process holds the most memory that it ever needed at once. Commands call it, building a network does
-    not.
-    """
-    if os.environ.get(OFF, "0") not in ("", "0"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
 
 
 # --- constants ---

@@ -9,5 +9,6 @@ from superformer.space.space import Space, point
 from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, ratio, tenths, times
 
 __all__ = [
-    "Arch", "Choice", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "Values", "point", "ratio", "tenths", "times",
+    "Arch", "Choice", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "Values", "point", "ratio",
+    "tenths", "times",
 ]  # fmt: skip

@@ -74,7 +74,8 @@ class Layout:
     def population(self, genes: Genes) -> Population:
         if genes.ndim != 2 or genes.shape[1] != len(self.bounds):
             raise ArchError(
-                f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, not an array of shape {genes.shape}"
+                f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, "
+                f"not an array of shape {genes.shape}"
             )
         if not np.issubdtype(genes.dtype, np.integer):
             raise ArchError(f"genes are whole numbers, not {genes.dtype}")
@@ -82,7 +83,8 @@ class Layout:
         if len(wrong):
             row, column = wrong[0]
             raise ArchError(
-                f"gene {self.names[column]} of row {row} is {genes[row, column]}; it must be from 0 to {self.bounds[column] - 1}"
+                f"gene {self.names[column]} of row {row} is {genes[row, column]}; "
+                f"it must be from 0 to {self.bounds[column] - 1}"
             )
         n = len(genes)
         top = self._values(genes, self.space.choices, self.choices, {})
@@ -142,7 +144,8 @@ class Layout:
         at = own.at
         if len(at) != depth or list(at) != sorted(set(at)) or not always <= set(at) <= set(range(stage.positions)):
             raise ArchError(
-                f"{label}: blocks at positions {at} do not fit: {depth} rising positions within 0..{stage.positions - 1} are needed"
+                f"{label}: blocks at positions {at} do not fit: "
+                f"{depth} rising positions within 0..{stage.positions - 1} are needed"
                 + (f", among them {sorted(always)}" if always else "")
             )
         return at

@@ -147,6 +147,7 @@ def in_patches(height: Count, width: Count, patch: Count) -> tuple[Count, Count]
     )  # plain numbers, which torch.compile can follow
     if (height % patch or width % patch) if whole else (np.any(height % patch) or np.any(width % patch)):
         raise SuperformerError(
-            f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; resize it to a multiple"
+            f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; "
+            "resize it to a multiple"
         )
     return height // patch, width // patch

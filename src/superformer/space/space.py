@@ -23,12 +23,24 @@ from typing import Any
 import numpy as np
 
 from superformer.errors import ArchError, SpaceError, nearest
-from superformer.space import sampling, text
+from superformer.space import sampling
 from superformer.space.arch import CHECKS, Arch, Value, Values, plain
 from superformer.space.genes import Genes, Layout, Population
 from superformer.space.sampling import Limit
 from superformer.space.schema import family
-from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, scaled, spec_of, specs_of
+from superformer.space.stage import (
+    Choice,
+    Ratio,
+    Spec,
+    Stage,
+    Times,
+    build,
+    read_fields,
+    scaled,
+    spec_of,
+    specs_of,
+    written,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Space:
             for name, spec in specs.items():
                 if not isinstance(spec, Choice) and spec.of not in where:
                     raise SpaceError(
-                        f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {nearest(spec.of, where)}"
+                        f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: "
+                        f"{nearest(spec.of, where)}"
                     )
         schema.check_space(self)
         for i, stage in enumerate(self.stages):
@@ -166,7 +179,8 @@ class Space:
     def _check(self, arch: Arch) -> Arch:
         if not isinstance(arch, Arch):
             raise ArchError(
-                f"an Arch is needed, not {type(arch).__name__}; make one with Arch.from_json(text) or space.decode(genes)"
+                f"an Arch is needed, not {type(arch).__name__}; "
+                "make one with Arch.from_json(text) or space.decode(genes)"
             )
         if arch.family != self.family:
             raise ArchError(f"{arch.key} is a {arch.family}; the space {self.name} holds {self.family} networks")
@@ -283,11 +297,11 @@ class Space:
     # --- JSON ---
 
     def to_json(self) -> str:
-        return text.to_json(self)
+        return written(self)
 
     @staticmethod
-    def from_json(written: str) -> Space:
-        found: Space = text.made("a space", Space, text.fields(written))
+    def from_json(text: str) -> Space:
+        found: Space = build("a space", Space, read_fields(text))
         return found
 
     def __repr__(self) -> str:

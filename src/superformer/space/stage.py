@@ -5,6 +5,7 @@ a fixed multiple (`times`)."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.errors import SpaceError
-from superformer.space.arch import Value, plain
+from superformer.errors import ArchError, SpaceError
+from superformer.space.arch import Value, expect, load_json, plain
 
 if TYPE_CHECKING:
     from superformer.space.genes import StageLayout
+    from superformer.space.space import Space
 
 
 @dataclass(frozen=True)
@@ -215,3 +217,90 @@ def place(
         active[:, free] = on
         genes[rows[:, None], np.asarray([where.on[p] for p in free])] = on
     return active
+
+
+# --- as JSON text ---
+
+
+def written(space: Space) -> str:
+    """A space as JSON text; equal spaces have the same text."""
+    stages = []
+    for s in space.stages:
+        same = all(b == s.blocks[0] for b in s.blocks) and s.positions > 0
+        entry: dict[str, Any] = {"block": _specs_json(s.blocks[0]) if same else [_specs_json(b) for b in s.blocks]}
+        entry["depth"] = s.positions if s.free else list(s.depths)
+        if s.choices:
+            entry["choices"] = _specs_json(s.choices)
+        if s.free:
+            entry |= {"skippable": list(s.free), "skip": s.skip}
+        if s.tied:
+            entry["tied"] = True
+        stages.append(entry)
+    out = {
+        "name": space.name,
+        "family": space.family,
+        "img_size": space.img_size,
+        "choices": _specs_json(space.choices),
+        "stages": stages,
+    }
+    out |= {"options": dict(space.options), "weights": dict(space.weights)}
+    return json.dumps(out)
+
+
+def _specs_json(given: Mapping[str, Spec]) -> dict[str, Any]:
+    """Choices as JSON: a list of values, ``{ratio, of}`` or ``{times, of}``."""
+    out: dict[str, Any] = {}
+    for name, spec in given.items():
+        if isinstance(spec, Choice):
+            out[name] = list(spec.values)
+        elif isinstance(spec, Ratio):
+            out[name] = {"ratio": list(spec.values), "of": spec.of}
+        else:
+            out[name] = {"times": spec.factor, "of": spec.of}
+    return out
+
+
+def read_fields(text: str) -> dict[str, Any]:
+    """The fields of the space that a JSON text describes; the error says what is wrong with it."""
+    data = load_json(text, "a space", SpaceError)
+    expect(data, "a space", {"name", "family", "stages"}, {"img_size", "choices", "options", "weights"}, SpaceError)
+    if not isinstance(data["stages"], list):
+        raise SpaceError("a space's stages must be a list")
+    stages = []
+    for i, entry in enumerate(data["stages"]):
+        where = f"stage {i} of the space"
+        expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
+        block = (
+            [_read_specs(b, where) for b in entry["block"]]
+            if isinstance(entry["block"], list)
+            else _read_specs(entry["block"], where)
+        )
+        stages.append(
+            build(where, Stage, {**entry, "block": block, "choices": _read_specs(entry.get("choices", {}), where)})
+        )
+    return {**data, "stages": tuple(stages), "choices": _read_specs(data.get("choices", {}), "choices")}
+
+
+def build(where: str, kind: Any, fields: dict[str, Any]) -> Any:
+    """What the fields describe; a value of the wrong kind is an error that says where."""
+    try:
+        return kind(**fields)
+    except (TypeError, AttributeError, ArchError) as error:
+        raise SpaceError(f"{where} has a value of the wrong kind: {error}") from error
+
+
+def _read_specs(given: Any, where: str) -> dict[str, Any]:
+    """Choices from JSON (the opposite of `_written`)."""
+    if not isinstance(given, dict):
+        raise SpaceError(f"{where} must be an object of choices, not {given!r}")
+    out: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, dict) and set(value) == {"ratio", "of"} and isinstance(value["ratio"], list):
+            out[name] = ratio(*value["ratio"], of=value["of"])
+        elif isinstance(value, dict) and set(value) == {"times", "of"}:
+            out[name] = times(value["times"], of=value["of"])
+        elif isinstance(value, dict):
+            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
+        else:
+            out[name] = value
+    return out

@@ -18,7 +18,7 @@ from superformer.elastic.conv import synchronise
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
-from superformer.kernels.memory import keep_freed
+from superformer.kernels import keep_freed
 from superformer.machine import torch_threads
 from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of

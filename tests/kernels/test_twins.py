@@ -1,0 +1,166 @@
+"""Every kernel computes what its plain twin says, and so do its gradients; and the switch switches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import superformer as sf
+from superformer.kernels import KERNELS, attention, convolution, inverted, lockstep, relative, slices
+
+SEEN: set[str] = set()
+
+
+def randn(*shape: int, seed: int = 0, grad: bool = True) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+
+
+def agree(kernel, inputs, *args, **words) -> None:
+    """Outputs and all gradients; kernels write the gradients of slices of weights straight into ``.grad``."""
+    SEEN.add(kernel.__name__)
+    found = []
+    for mode in ("plain", "fast"):
+        for t in inputs:
+            t.grad = None
+        with sf.kernels.using(mode):
+            out = kernel(*args, **words)
+            with torch.no_grad():
+                again = kernel(*args, **words)
+        outs, later = ([y] if isinstance(y, torch.Tensor) else list(y) for y in (out, again))
+        sum((y * randn(*y.shape, seed=7, grad=False)).sum() for y in outs).backward()
+        grads = [torch.zeros_like(t) if t.grad is None else t.grad.clone() for t in inputs]
+        found.append([*(y.detach() for y in outs), *later, *grads])
+    for plain, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-11)
+
+
+@st.composite
+def runs(draw: st.DrawFn, size: int) -> tuple | None:
+    """All of a dimension, one run, or a run wrapped around."""
+    if draw(st.booleans()):
+        return None
+    start, width = draw(st.integers(0, size - 1)), draw(st.integers(1, size - 1))
+    end = start + width
+    return ((start, end),) if end <= size else ((start, size), (0, end - size))
+
+
+@given(runs(5), runs(4), st.booleans())
+def test_slices(rows, columns, with_bias):
+    weight, bias = randn(5, 4), randn(5, seed=1) if with_bias else None
+    x = randn(3, 2, slices.gather(torch.zeros(4), (columns,)).numel(), seed=2)
+    given_ = [t for t in (weight, bias, x) if t is not None]
+    agree(slices.linear, given_, x, weight, bias, (rows, columns), (rows,) if with_bias else ())
+    agree(slices.take, [weight], (weight, (rows, columns)))
+    scale, shift = randn(4, seed=3), randn(4, seed=4)
+    agree(slices.layer_norm, [x, scale, shift], x, scale, shift, (columns,), 1e-6)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_attention(batch, heads, side, many):
+    q, k, v = (randn(2 * batch, heads, side * side, 3, seed=n) for n in range(3))
+    bias = randn(*((2,) if many else ()), heads, side * side, side * side, seed=3)
+    agree(attention.attention, [q, k, v], q, k, v, 0.3)
+    agree(attention.attention, [q, k, v, bias], q, k, v, 0.3, bias)
+    packed = randn(batch, side, 3, heads, 2)
+    agree(attention.split_heads, [packed], packed)
+    maps = randn(batch, 2 * side, side, 3 * heads * 2)
+    agree(attention.split_windows, [maps], maps, side, 3, heads)
+    own = [randn(*s, seed=n) for n, s in enumerate(((heads, heads), (heads,)) * 2, 4)]
+    square = randn(heads, side * side, side * side, seed=9)
+    agree(attention.talking_heads, [q, k, v, square, own[0], *own[2:]], q, k, v, square, tuple(own), 0.3)
+
+
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.integers(1, 2))
+def test_relative_attention(grid, heads):
+    qkv, entries = randn(2, 1 + grid[0] * grid[1], 3, heads, 4), 2 * sum(grid) - 1
+    keys, values = randn(entries, 4, seed=1), randn(entries, 4, seed=2)
+    agree(relative.relative_attention, [qkv, keys, values], qkv, keys, values, 0.4, grid, 16)
+
+
+def norm(channels: int, training: bool, seed: int) -> convolution.Norm:
+    weight, bias = randn(channels, seed=seed), randn(channels, seed=seed + 1)
+    mean, var = randn(channels, seed=seed + 2, grad=False), randn(channels, seed=seed + 3, grad=False).square() + 1
+    return convolution.Norm((weight, (None,)), (bias, (None,)), mean, var, training, 1e-5)
+
+
+@given(st.integers(2, 6), st.sampled_from([1, 3, 5, 7]), st.sampled_from([1, 2]), st.booleans(), st.booleans())
+def test_convolutions(side, size, stride, training, gates):
+    x, kernel = randn(2, side, side + 1, 3), randn(3, 1, size, size, seed=1)
+    agree(convolution.depthwise, [x, kernel], x, kernel, None, stride)
+    agree(convolution.patches, [x], x, 2)
+
+    def fresh(channels: int, seed: int) -> convolution.Norm:
+        return norm(channels, training, seed)
+
+    own = fresh(3, 10)  # in training its statistics are set by both forms alike
+    agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, own)
+    weight = randn(4, 3, 3, 3, seed=2)
+    for form in (convolution.conv_norm, convolution.conv_norm_swish):
+        last = norm(4, False, 20)
+        agree(form, [x, weight, last.weight[0], last.bias[0]], x, (weight, (None,) * 4), last, stride)
+    wide, narrow = randn(5, 3, 1, 1, seed=3), randn(4, 5, 1, 1, seed=4)
+    deep, norms = randn(5, 1, size, size, seed=5), [fresh(n, 30 + 5 * n) for n in (5, 5, 4)]
+    excite = [randn(2, 5, seed=6), randn(2, seed=7), randn(5, 2, seed=8), randn(5, seed=9)] if gates else []
+    weights = inverted.Inverted(
+        ((wide, (None,) * 4), norms[0]),
+        ((deep, (None,) * 4), norms[1]),
+        tuple((t, (None,) * t.ndim) for t in excite),
+        ((narrow, (None,) * 4), norms[2]),
+        stride,
+    )
+    inputs = [x, wide, deep, narrow, *excite, *(t for n in norms for t in (n.weight[0], n.bias[0]))]
+    agree(inverted.inverted_residual, inputs, x, weights, lambda x: x[:, ::stride, ::stride, :1])
+
+
+def test_sub_networks_in_step():
+    space = sf.space("vitas-block")
+    net, x = sf.supernet(space, 5).double().train(), randn(4, 3, 224, 224, grad=False)
+    archs = [space.smallest(), space.smallest(), *space.sample(2)]
+    plans = [net.plan(a, (224, 224)) for a in archs]
+    tokens = [net.embed(part, at).detach().requires_grad_() for part, at in zip(x.split(1), plans, strict=True)]
+    agree(lockstep.run_together, tokens, tokens, plans, net)
+
+
+def test_every_kernel_was_compared():
+    test_slices()
+    test_attention()
+    test_relative_attention()
+    test_convolutions()
+    test_sub_networks_in_step()
+    assert set(KERNELS) == SEEN
+
+
+def test_the_switch():
+    assert sf.kernels.mode() == "auto"
+    with sf.kernels.using("plain"):
+        assert sf.kernels.mode() == "plain"
+        with sf.kernels.using("fast", "attention"):
+            assert (KERNELS["attention"].mode, sf.kernels.mode()) == ("fast", "plain")
+        assert KERNELS["attention"].mode is None
+    assert sf.kernels.mode() == "auto"
+    with pytest.raises(ValueError, match="auto, plain, fast"):
+        sf.kernels.use("quick")
+    program = "import superformer as sf; print(sf.kernels.mode())"
+    words = [sys.executable, "-c", program]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env={"SUPERFORMER_KERNELS": "plain"})
+    assert said.stdout.strip() == "plain"
+
+
+def test_auto_is_plain_off_the_cpu_and_in_a_trace(monkeypatch):
+    calls = []
+    attend = KERNELS["attention"]
+    monkeypatch.setattr(attend, "fast", lambda *args: calls.append("fast") or args[0])
+    monkeypatch.setattr(attend, "plain", lambda *args: calls.append("plain") or args[0])
+    q = randn(1, 1, 2, 2).float()
+    attend(q, q, q, 1.0)
+    other = torch.empty(1, 1, 2, 2, device="meta", requires_grad=True)
+    attend(other, other, other, 1.0)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    attend(q, q, q, 1.0)
+    assert calls == ["fast", "plain", "plain"]
