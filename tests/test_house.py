@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +86,12 @@ def test_rooms_are_small():
     for room in ("elastic", "search"):
         assert len(list((ROOT / room).glob("*.py"))) <= 14
     assert sum(len(file.read_text("utf-8").splitlines()) for file in FILES) <= 22_000
+
+
+PAGES = [*(ROOT.parents[1] / "docs").rglob("*.md"), ROOT.parents[1] / "README.md", ROOT.parents[1] / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_documentation_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

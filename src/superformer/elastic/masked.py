@@ -185,14 +185,14 @@ def plan(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: s
     return Pass(archs[0], view, tuple(stages), own[0].grid, own[0].native)
 
 
-def plans(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[slice, Pass]]:
-    """Runs of neighbours that can share one pass, each with its rows of the batch."""
-    out: list[tuple[slice, Pass]] = []
+def plans(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[int, Pass]]:
+    """Runs of neighbours that can share one pass, each with how many rows of the batch it has."""
+    out: list[tuple[int, Pass]] = []
     start = 0
     for stop in range(1, len(archs) + 1):
         if stop == len(archs) or net.masked_group(archs[stop]) != net.masked_group(archs[start]):
             rows = slice(start * part_size, stop * part_size)
-            out.append((rows, plan(net, archs[start:stop], part_size, x[rows], side)))
+            out.append((rows.stop - rows.start, plan(net, archs[start:stop], part_size, x[rows], side)))
             start = stop
     return out
 

@@ -43,6 +43,7 @@ PLANS = 64
 Widths = Mapping[Axis, Count]
 Numbers = Mapping[str, Count]
 """Values of choices, as numbers or as arrays over a population."""
+Archs = Arch | Sequence[Arch]
 Size = tuple[Count, Count]
 """Rows and columns: of pixels, or of tokens."""
 
@@ -66,8 +67,7 @@ class Network(TimmApi, nn.Module):
 
     schema: ClassVar[Schema]
     maskable: ClassVar[bool] = False
-    """Whether architectures can share one masked pass; where not, ``mode="masked"`` runs them sliced, which gives the
-    same numbers."""
+    """Whether architectures can share one masked pass; where not they run sliced, which gives the same numbers."""
     any_size: ClassVar[bool] = False
     """Whether pictures of any size run, not only multiples of a patch."""
     equal_blocks: ClassVar[bool] = False
@@ -99,8 +99,7 @@ class Network(TimmApi, nn.Module):
 
     @abc.abstractmethod
     def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
-        """The widths of the axes that network-wide and stage-wide choices set. Of one architecture the stages also tell
-        their ``depth``."""
+        """The widths of the axes that network-wide and stage-wide choices set. Stages may also tell their ``depth``."""
 
     @abc.abstractmethod
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
@@ -195,19 +194,16 @@ class Network(TimmApi, nn.Module):
         if arch is not None:
             return arch
         if self._own is None:
-            raise ArchError(
-                f"this is a supernet of {self.space.size:.3g} architectures: "
-                "call net(x, arch), with an arch from net.space.sample() or the like"
-            )
+            how = "call net(x, arch), with an arch from net.space.sample() or the like"
+            raise ArchError(f"this is a supernet of {self.space.size:.3g} architectures: {how}")
         return self._own
 
     def positions(self, arch: Arch) -> list[tuple[int, ...]]:
         """Where the blocks of an architecture of this space sit in each stage."""
         if arch is not self._own:
             self.space.encode([arch])
-        return [
-            Layout.placement(s, own, self.space.name) for s, own in zip(self.space.stages, arch.stages, strict=True)
-        ]
+        pairs = zip(self.space.stages, arch.stages, strict=True)
+        return [Layout.placement(stage, own, self.space.name) for stage, own in pairs]
 
     def view(self, arch: Arch, side: str = "left") -> View:
         """The channels that an architecture uses of every axis."""
@@ -247,13 +243,7 @@ class Network(TimmApi, nn.Module):
     # --- running it ---
 
     def forward(
-        self,
-        x: Tensor,
-        arch: Arch | Sequence[Arch] | None = None,
-        *,
-        side: str = "left",
-        mode: str | None = None,
-        **heads: Any,
+        self, x: Tensor, arch: Archs | None = None, *, side: str = "left", mode: str | None = None, **heads: Any
     ) -> Any:
         """Logits. With a list of architectures the batch is cut into equal parts, one for each, in order.
 
@@ -279,21 +269,17 @@ class Network(TimmApi, nn.Module):
         if not archs:
             raise SuperformerError("an empty list of architectures was given; at least one is needed")
         if len(x) % len(archs):
-            raise SuperformerError(
-                f"a batch of {len(x)} cannot be cut into {len(archs)} equal parts, one for each architecture; "
-                f"use a multiple of {len(archs)}"
-            )
+            what = f"{len(archs)} equal parts, one for each architecture; use a multiple of {len(archs)}"
+            raise SuperformerError(f"a batch of {len(x)} cannot be cut into {what}")
         part_size = len(x) // len(archs)
         together = self.maskable and (masked_is_better(x, len(archs)) if mode is None else mode == "masked")
         if together:
             passes = masked.plans(self, archs, part_size, x, side)
         else:
             size = (int(x.shape[-2]), int(x.shape[-1]))
-            passes = [
-                (slice(k * part_size, (k + 1) * part_size), self.plan(a, size, side)) for k, a in enumerate(archs)
-            ]
+            passes = [(part_size, self.plan(a, size, side)) for a in archs]
         plans = [at for _, at in passes]
-        parts = torch.split(self.shared(x), [rows.stop - rows.start for rows, _ in passes])
+        parts = torch.split(self.shared(x), [rows for rows, _ in passes])
         tokens = [self.embed(part, at) for part, at in zip(parts, plans, strict=True)]
         if together:
             return [(masked.run(self, token, at), at) for token, at in zip(tokens, plans, strict=True)]
@@ -329,7 +315,8 @@ class Network(TimmApi, nn.Module):
     ) -> Self:
         """A network with initial weights drawn from ``seed``."""
         net = cls.skeleton(space, num_classes, sharing=sharing, **settings)
-        net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]  # to_empty() imports sympy: slow
+        # not to_empty(), which imports sympy: slow
+        net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
         generator = torch.Generator().manual_seed(seed)
         for module in net.modules():
             reset(module, generator)

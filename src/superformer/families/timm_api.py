@@ -175,7 +175,8 @@ class TimmApi(abc.ABC):
 
     def no_weight_decay(self) -> set[str]:
         """Tables: class tokens, positions, scales (timm's optimisers ask)."""
-        return {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, Table)}  # type: ignore[attr-defined]
+        modules = self.named_modules()  # type: ignore[attr-defined]
+        return {f"{name}.weight" for name, module in modules if isinstance(module, Table)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of layers for layer-wise learning rates."""

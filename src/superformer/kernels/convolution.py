@@ -140,7 +140,8 @@ def _by_columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
 def plain_patches(x: Tensor, side: int) -> Tensor:
     rows, cols = x.shape[1] // side, x.shape[2] // side
     x = x[:, : rows * side, : cols * side]
-    return x.unflatten(1, (rows, side)).unflatten(3, (cols, side)).permute(0, 1, 3, 5, 2, 4)  # type: ignore[no-untyped-call, no-any-return]
+    batch, channels = x.shape[0], x.shape[3]
+    return x.reshape(batch, rows, side, cols, side, channels).permute(0, 1, 3, 5, 2, 4)
 
 
 @kernel(plain_patches, amp=True)

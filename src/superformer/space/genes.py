@@ -218,7 +218,8 @@ class Population:
             stages.append(StageArch(blocks, Values({name: v[k] for name, v in s.choices.items()}), free))
         top = {name: v[k] for name, v in self.choices.items()}
         resolution = int(top.pop("resolution"))
-        return Arch(self.space.family, resolution, Values(top), tuple(stages), self.space.options)  # type: ignore[arg-type]
+        options = Values(self.space.options)
+        return Arch(self.space.family, resolution, Values(top), tuple(stages), options)
 
 
 def clear(space: Space, genes: Genes) -> Genes:
