@@ -24,6 +24,7 @@ from torch import Tensor
 import superformer as sf
 
 WORKLOADS = Path(__file__).parent / "workloads"
+sf.kernels.keep_freed()  # as the commands do
 
 
 def workload(family: str) -> list[sf.Arch]:

@@ -18,6 +18,7 @@ BENCHMARKS = {
     "vitas": ["vitas.py"],
     "evaluate": ["evaluate.py"],
     "nasvit": ["nasvit.py"],
+    "kernels": ["kernels.py"],
     **{f"train-{name}": ["train_step.py", name] for name in ("nasvit", "sandwich", "projection", "pictures")},
     "search-methods": ["search_methods.py"],
     "found": ["found.py"],

@@ -1,6 +1,6 @@
 """Sizes from which on one way of computing is faster than another on a CPU, in one place.
 
-Measured on two cores of a server with ``python benchmarks/kernels.py limits``, which tries half and twice of each.
+``python benchmarks/kernels.py --limits`` measures half and twice of each.
 """
 
 from __future__ import annotations
