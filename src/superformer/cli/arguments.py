@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from superformer.settings import amount
+from superformer.errors import amount
 
 if TYPE_CHECKING:
     from superformer.runs.folder import Run

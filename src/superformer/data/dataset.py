@@ -3,7 +3,6 @@ asked for. Pictures are decoded once where they fit the memory that is allowed."
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from superformer.data.augment import EvalTransform, generator, shrink
 from superformer.data.sources import resolve
-from superformer.data.stores import Arrays, Ints, Pixels, Store
+from superformer.data.stores import Arrays, Ints, Pixels, Store, digest
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -26,11 +25,9 @@ T = TypeVar("T")
 HELD_OUT = 0.2
 """Share of each class that is held out as the test part, where none is given."""
 SPLIT_SEED = 20240229
-"""Of every split: constant, so that runs of different seeds, or one that goes on from another's weights, keep the same
-pictures apart."""
+"""Of every split: constant, so that all runs keep the same pictures apart, also one from another's weights."""
 SHRINK_TO = 1.5
-"""Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input
-size."""
+"""Where a training set fits only with shrunk pictures: the shorter side that is kept, in input sizes."""
 BROKEN = 0.01
 """The largest share of pictures that do not decode which is skipped with a warning."""
 CHUNK = 64
@@ -95,12 +92,8 @@ class DataSet:
 
 
 def load(spec: str, settings: Data, img_size: int) -> DataSet:
-    """The data set that a ``--data`` text means, for networks of this input size. Pictures are read when a part is
-    first used."""
+    """The data set that a ``--data`` text means, for networks of this input size."""
     return DataSet(spec, settings, img_size)
-
-
-# --- splits that keep the shares of the classes ---
 
 
 def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tuple[Ints, Ints]:
@@ -109,9 +102,8 @@ def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tu
     ``part`` below 1 is a share of each class (at least one picture), from 1 on a number of pictures of each class.
     Every class keeps at least one picture."""
     if part >= 1 and part != int(part):
-        raise SuperformerError(
-            f"the {purpose} split of {part} is neither a share below 1 nor a whole number of pictures of each class"
-        )
+        given = f"the {purpose} split of {part}"
+        raise SuperformerError(f"{given} is neither a share below 1 nor a whole number of pictures of each class")
     counts = np.bincount(labels, minlength=len(classes))
     least = 2 if part < 1 else int(part) + 1
     small = [f"{classes[c]!r} ({n})" for c, n in enumerate(counts) if n < least]
@@ -131,10 +123,8 @@ def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tu
 
 
 def balanced_subset(labels: Ints, n: int) -> Ints:
-    """``n`` indices in rising order (all, if there are no more), the classes as equal in number as they can be; always
-    the same ones."""
-    if n >= len(labels):
-        return np.arange(len(labels))
+    """Always the same ``n`` indices (all, if there are no more), in rising order, the classes as equal in number as can
+    be."""
     by_class, rank = _shuffled_by_class(labels, np.bincount(labels), "subset")
     return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
 
@@ -144,9 +134,6 @@ def _shuffled_by_class(labels: Ints, counts: Ints, purpose: str) -> tuple[Ints, 
     shuffled = generator(SPLIT_SEED, purpose).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return by_class, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-# --- labelled pictures of one part ---
 
 
 class Pictures:
@@ -174,8 +161,7 @@ class Pictures:
         return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
 
     def subset(self, n: int) -> Pictures:
-        """Always the same ``n`` pictures (all, if there are no more), the classes as equal in number as can be; their
-        squares are kept."""
+        """Always the same ``n`` pictures (`balanced_subset`); their squares are kept."""
         if n >= len(self):
             return self
         if n not in self._subsets:
@@ -186,25 +172,18 @@ class Pictures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when the pictures, their order, their labels or the names of the classes do; files count by path and
-        size."""
-        h = hashlib.blake2b(self.store.digest().encode(), digest_size=16)
-        h.update(self.index.tobytes())
-        h.update(self.labels.tobytes())
-        h.update("\0".join(self.classes).encode())
-        return h.hexdigest()
+        """Changes when pictures, their order, labels or the names of classes do; files count by path and size."""
+        names = "\0".join(self.classes).encode()
+        return digest([self.store.digest().encode(), self.index.tobytes(), self.labels.tobytes(), names])
 
     def picture(self, i: int) -> Pixels:
-        """A whole picture, uint8 of shape (height, width, 3).
-
-        A picture whose header is sound but whose content is not is only found now, if the set is too large to be
-        decoded at the beginning: plain grey stands in for it, with a warning."""
+        """A whole picture, uint8 of shape (height, width, 3). In a set too large to be decoded at the beginning, bad
+        content under a sound header is only found now: plain grey stands in for it, with a warning."""
         at = int(self.index[i])
         try:
             return self.store.read(at)
         except Exception as problem:
-            name = self.store.name(at)
-            warnings.warn(f"{name} does not decode ({problem}); grey stands in for it", stacklevel=2)
+            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=2)
             return np.full((64, 64, 3), 128, dtype=np.uint8)
 
     def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
@@ -233,8 +212,6 @@ class Pictures:
                     out[k] = transform(_tensor(picture)[None])[0]
         return out
 
-    # --- decoding once ---
-
     def cache_squares(self, transform: EvalTransform, threads: int = 1) -> Pictures:
         """The pictures that decode; their squares are kept if they fit."""
         if self.store.decoded:
@@ -246,8 +223,7 @@ class Pictures:
         return found
 
     def cache_whole(self, img_size: int, threads: int = 1) -> Pictures:
-        """The pictures that decode; whole ones are kept if they fit, or else shrunk ones of 1.5 times the input size,
-        if those fit."""
+        """The pictures that decode; they are kept if they fit, whole or else shrunk to 1.5 times the input size."""
         if self.store.decoded:
             return self
         short = round(SHRINK_TO * img_size)
@@ -264,10 +240,9 @@ class Pictures:
         if min(whole, small) > room:  # they are decoded again each time: only the headers are read
             return self._readable(self.store.size, threads)[0]
 
-        def read_shrunk(i: int) -> Pixels:
-            return shrink(_tensor(self.store.read(i)), short).numpy()
-
-        found, kept = self._readable(read_shrunk if whole > room else self.store.read, threads)
+        found, kept = self._readable(
+            self.store.read if whole <= room else lambda i: shrink(_tensor(self.store.read(i)), short).numpy(), threads
+        )
         decoded = Pictures(Arrays(kept), found.labels, self.classes, self.memory)
         decoded.__dict__["fingerprint"] = found.fingerprint
         return decoded
@@ -290,13 +265,11 @@ class Pictures:
         broken = [i for i, result in enumerate(results) if isinstance(result, Exception)]
         if not broken:
             return self, found
+        told = f"{len(broken)} of {len(self)} pictures do not decode"
         first = f"the first is {self.store.name(int(self.index[broken[0]]))} ({results[broken[0]]})"
         if len(broken) > BROKEN * len(self.store):  # of all: a small part may well have one of few
-            raise SuperformerError(
-                f"{len(broken)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; "
-                "repair or remove them"
-            )
-        warnings.warn(f"{len(broken)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
+            raise SuperformerError(f"{told}, more than {BROKEN:.0%} of all; {first}; repair or remove them")
+        warnings.warn(f"{told} and are skipped; {first}", stacklevel=3)
         return self.take(np.setdiff1d(np.arange(len(self)), broken)), found
 
 
