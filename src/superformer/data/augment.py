@@ -63,9 +63,8 @@ def seeded(seed: int) -> Iterator[None]:
 class EvalTransform:
     """timm's evaluation transform, on whole batches of uint8: the square of a picture that a network looks at.
 
-    Pictures larger than the input are resized until the shorter side is input / crop, and the centre is kept. Pictures
-    whose shorter side is not larger than the input (8 x 8 digits, CIFAR) are resized to the input and lose no border:
-    the crop share is not for them."""
+    Pictures larger than the input are resized until the shorter side is input / crop, and the centre is kept. Others
+    (8 x 8 digits, CIFAR) are resized to the input and lose no border: the crop share is not for them."""
 
     size: int
     crop: float = 0.875
@@ -94,9 +93,9 @@ def _resize(x: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
     """uint8 pictures (n, 3, height, width) at another size, antialiased; ``random``, timm's word, is bilinear."""
     if tuple(x.shape[2:]) == size:
         return x
-    mode = "bilinear" if interpolation == "random" else interpolation
-    if mode == "nearest":
+    if interpolation == "nearest":
         return F.interpolate(x, size=size, mode="nearest-exact")
+    mode = "bilinear" if interpolation == "random" else interpolation
     return F.interpolate(x, size=size, mode=mode, antialias=True, align_corners=False)
 
 
@@ -107,8 +106,7 @@ def shrink(picture: Tensor, short: int) -> Tensor:
         return picture
     scale = short / min(height, width)
     size = (max(round(height * scale), 1), max(round(width * scale), 1))
-    small = _resize(picture[None].permute(0, 3, 1, 2), size, "bilinear")[0]  # (3, rows, columns)
-    return small.permute(1, 2, 0).contiguous()
+    return _resize(picture[None].permute(0, 3, 1, 2), size, "bilinear")[0].permute(1, 2, 0).contiguous()
 
 
 def check_normalisation(settings: Data) -> None:

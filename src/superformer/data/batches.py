@@ -1,8 +1,8 @@
 """Batches of pictures: for training, varied and mixed; for evaluation, as they are.
 
 The order of an epoch comes from (seed, epoch), what happens to a batch from (seed, epoch, step), what timm does to a
-picture from (seed, epoch, picture, repeat). So batches do not depend on worker processes or on ranks, and an epoch can
-begin at any step."""
+picture from (seed, epoch, picture, repeat). So batches depend neither on workers nor on ranks; an epoch can begin at
+any step."""
 
 from __future__ import annotations
 
@@ -72,25 +72,14 @@ def eval_batches(
 
 
 def train_batches(
-    pictures: Pictures,
-    settings: Data,
-    mixing: Mix,
-    img_size: int,
-    *,
-    seed: int,
-    epoch: int,
-    batch_size: int,
-    start: int = 0,
-    rank: int = 0,
-    world: int = 1,
-    patch_grid: int | None = None,
-) -> Prefetcher[Batch]:
+    pictures: Pictures, settings: Data, mixing: Mix, img_size: int, *, seed: int, epoch: int, batch_size: int,
+    start: int = 0, rank: int = 0, world: int = 1, patch_grid: int | None = None,
+) -> Prefetcher[Batch]:  # fmt: skip
     """The batches of an epoch from step ``start`` on, prepared in the background.
 
     ``batch_size`` is that of all ranks; rank r gets pictures r, r + world, ... of every batch, so that each of the
     equal contiguous parts into which a supernet cuts a batch is shared evenly by the ranks. ``patch_grid`` is the side
-    of the grid of patches that token labelling labels. The iterator can be closed early and counts the seconds that it
-    was waited for (``waited``)."""
+    of the grid of patches that token labelling labels."""
     if batch_size % world:
         given = f"a batch of {batch_size} cannot be shared by {world} processes"
         raise SuperformerError(f"{given}: make train.batch_size a multiple of {world}")
@@ -181,9 +170,8 @@ Items = queue.Queue[tuple[T | None, BaseException | None]]
 class Prefetcher(Iterator[T], Generic[T]):
     """Runs a generator up to ``depth`` items ahead of whoever takes them; with ``depth`` 0, when they are taken.
 
-    ``waited`` is the time in seconds that the taker spent waiting. `close` ends the thread and the generator at once,
-    as do leaving a `with` block and forgetting the object. An error of the generator is raised where its item would
-    have come."""
+    ``waited``: the seconds the taker spent waiting. `close` ends the thread and the generator at once, as do leaving
+    a `with` block and forgetting the object. An error of the generator is raised where its item would have come."""
 
     def __init__(self, items: Generator[T], length: int, depth: int = 2):
         self.waited = 0.0

@@ -37,8 +37,7 @@ CHUNK = 64
 class DataSet:
     """The parts of a data set. Each is read when it is first used; the splits are always the same.
 
-    ``test_origin`` says where the test part comes from. ``fingerprint`` changes when the training data (with the search
-    split) do."""
+    ``test_origin``: where the test part comes from. ``fingerprint`` changes when training or search pictures do."""
 
     def __init__(self, spec: str, settings: Data, img_size: int):
         self.spec, self.settings, self.img_size = spec, settings, img_size
@@ -97,10 +96,8 @@ def load(spec: str, settings: Data, img_size: int) -> DataSet:
 
 
 def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tuple[Ints, Ints]:
-    """Indices of the pictures that stay and of those that are carved off, each in rising order.
-
-    ``part`` below 1 is a share of each class (at least one picture), from 1 on a number of pictures of each class.
-    Every class keeps at least one picture."""
+    """Indices of the pictures that stay and of those that are carved off, each in rising order. ``part`` below 1 is a
+    share of each class (at least one picture), from 1 on a number. Every class keeps at least one picture."""
     if part >= 1 and part != int(part):
         given = f"the {purpose} split of {part}"
         raise SuperformerError(f"{given} is neither a share below 1 nor a whole number of pictures of each class")
@@ -123,8 +120,7 @@ def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tu
 
 
 def balanced_subset(labels: Ints, n: int) -> Ints:
-    """Always the same ``n`` indices (all, if there are no more), in rising order, the classes as equal in number as can
-    be."""
+    """Always the same ``n`` indices (all, if there are no more), rising, the classes as equal in number as can be."""
     by_class, rank = _shuffled_by_class(labels, np.bincount(labels), "subset")
     return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
 
@@ -140,8 +136,7 @@ class Pictures:
     """Pictures with labels 0..n-1; ``classes`` names them. ``take`` gives a part of them, in any order.
 
     Squares of the input's size (`squares`) are cut once and kept as uint8 if they all fit ``memory`` gigabytes. Whole
-    pictures (`picture`), which augment=timm crops at random, are read from the store each time, which is free where
-    `cache_whole` decoded them."""
+    pictures (`picture`, for augment=timm) are read from the store each time, free where `cache_whole` decoded them."""
 
     def __init__(
         self, store: Store, labels: Ints, classes: Sequence[str], memory: float = 2.0, index: Ints | None = None
@@ -256,11 +251,9 @@ class Pictures:
             except Exception as problem:
                 return problem
 
-        def read_chunk(start: int) -> list[T | Exception]:
-            return [attempt(i) for i in self.index[start : start + CHUNK].tolist()]
-
+        chunks = np.split(self.index, range(CHUNK, len(self), CHUNK))
         with ThreadPoolExecutor(max(threads, 1)) as pool:
-            results = [result for chunk in pool.map(read_chunk, range(0, len(self), CHUNK)) for result in chunk]
+            results = [r for chunk in pool.map(lambda c: [attempt(i) for i in c.tolist()], chunks) for r in chunk]
         found = [result for result in results if not isinstance(result, Exception)]
         broken = [i for i, result in enumerate(results) if isinstance(result, Exception)]
         if not broken:

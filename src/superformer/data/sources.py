@@ -67,11 +67,11 @@ def _pair(spec: str) -> Source:
     head, comma, tail = spec.partition(",test=")
     if not head.startswith("train=") or not head.removeprefix("train="):
         raise SuperformerError(f"--data {spec!r} names no training set: write train=PATH,test=PATH")
-    train = Path(head.removeprefix("train=")).expanduser()
     if comma and not tail:
         forms = "train=PATH,test=PATH, or train=PATH to hold a part of it out"
         raise SuperformerError(f"--data {spec!r} names no test set: write {forms}")
-    return _train_and_test(train, Path(tail).expanduser() if comma else None)
+    test = Path(tail).expanduser() if comma else None
+    return _train_and_test(Path(head.removeprefix("train=")).expanduser(), test)
 
 
 def _train_and_test(train: Path, test: Path | None) -> Source:
@@ -80,7 +80,10 @@ def _train_and_test(train: Path, test: Path | None) -> Source:
     if test is None:
         return Source(known)
     _check_exists(test)
-    names = _folder(test).classes if test.is_dir() else _npz_classes(test)
+    names = _folder(test).classes if test.is_dir() else None
+    if test.suffix == ".npz" and names is None:
+        with _open_npz(test) as file:
+            names = _named_classes(test, file)
     if names is not None:
         _check_same_classes(known.classes, names, test)
 
@@ -170,7 +173,6 @@ def _natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 
 def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
-    """``classes`` where the file names none (a test set takes those of its training set)."""
     with _open_npz(path) as file:
         has = set(file.files)
         if not ({"images", "labels"} <= has or {"jpeg", "offsets", "labels"} <= has):
@@ -180,14 +182,6 @@ def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
         store = _images(path, _array(path, file, "images")) if "images" in has else _packed(path, file)
         labels = _labels(path, _array(path, file, "labels"), len(store), names)
     return LabelledStore(store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1)))
-
-
-def _npz_classes(path: Path) -> tuple[str, ...] | None:
-    """The names of the classes alone, if the file has them."""
-    if path.suffix != ".npz":
-        return None
-    with _open_npz(path) as file:
-        return _named_classes(path, file)
 
 
 def _open_npz(path: Path) -> Any:

@@ -3,8 +3,7 @@
 A store reads a picture by its number, as uint8 of shape (height, width, 3).
 
 timm reads `torch/NAME`, `hfds/NAME`, `hfids/NAME`, `tfds/NAME`, `wds/NAME`. A folder may follow after a colon
-(`torch/cifar10:FOLDER`): where the data lies or is downloaded to. Hugging Face and TensorFlow sets have their own
-caches; torchvision's are put in the user's cache otherwise."""
+(`torch/cifar10:FOLDER`): where the data lies or is downloaded to; torchvision's sets go to the user's cache else."""
 
 from __future__ import annotations
 

@@ -76,13 +76,9 @@ class SuperformerBackbone(BackboneMixin, SuperformerPreTrainedModel):  # type: i
         self.num_features = [level["num_chs"] for level in self.net.feature_info]
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        self, pixel_values: Tensor, output_hidden_states: bool | None = None, output_attentions: bool | None = None,
+        return_dict: bool | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         levels = range(len(self.stage_names)) if output_hidden_states else self.out_indices
         maps = self.net.forward_intermediates(pixel_values, list(levels), intermediates_only=True, stop_early=True)
         by_level = dict(zip(levels, maps, strict=True))

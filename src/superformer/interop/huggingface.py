@@ -129,8 +129,7 @@ def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:
 def code(stored: StoredNetwork) -> dict[str, str]:
     """The source files of the network's family and of the classes that transformers asks for.
 
-    transformers takes folders of one name for the same if their configuration's source is: it ends with a digest of all
-    files."""
+    transformers takes folders of one name for the same if their configuration's source is: it ends with a digest."""
     name, cls = stored.net.space.family, family(stored.net.space.family)
     here, home, schema = __name__.rpartition(".")[0], _flat(cls.__module__), _flat(family.__module__)
     out = sources({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING, cls.__module__: home}, __version__)

@@ -30,12 +30,9 @@ ENTRY = "superformer"
 
 
 def superformer(
-    pretrained: bool = False,
-    pretrained_cfg: Mapping[str, Any] | None = None,
-    pretrained_cfg_overlay: Mapping[str, Any] | None = None,
-    arch: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> Any:
+    pretrained: bool = False, pretrained_cfg: Mapping[str, Any] | None = None,
+    pretrained_cfg_overlay: Mapping[str, Any] | None = None, arch: Mapping[str, Any] | None = None, **kwargs: Any,
+) -> Any:  # fmt: skip
     """The network of an architecture, given as JSON has it, which the configuration of an exported folder tells."""
     if arch is None:
         way = "timm.create_model('local-dir:FOLDER')"
