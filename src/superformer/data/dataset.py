@@ -54,10 +54,6 @@ class DataSet:
         rest, out = split(known.labels, settings.search, "search", self.classes)
         self._train, self._search = known.take(rest), known.take(out)
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
     @cached_property
     def fingerprint(self) -> str:
         return self._known.fingerprint

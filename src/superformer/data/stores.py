@@ -186,9 +186,7 @@ def rgb(picture: Image.Image) -> Pixels:
 
 
 def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:
-    """The training and the test part, the second None if the set has none.
-
-    timm gives no way to see whether there is a test part but to open it; its pictures are not decoded here."""
+    """The training and the test part, None if the set has none: timm can only tell by opening it; decodes nothing."""
     name, _, root = spec.partition(":")
     torchvision = name.startswith("torch/")
     if name in ("torch/image_folder", "torch/folder"):  # timm would read training pictures as test pictures
@@ -233,9 +231,11 @@ def _first_split(
 
 def _read(name: str, dataset: Any, memory: float, classes: tuple[str, ...]) -> LabelledStore:
     kind = type(dataset)
-    indexed = hasattr(kind, "__getitem__") and hasattr(dataset, "__len__") and not hasattr(kind, "__iter__")
-    found: tuple[Store, Ints] = (Reader(name, dataset), _labels(dataset)) if indexed else _stream(name, dataset, memory)
-    store, labels = found
+    if hasattr(kind, "__getitem__") and hasattr(dataset, "__len__") and not hasattr(kind, "__iter__"):
+        store: Store = Reader(name, dataset)
+        labels = _labels(dataset)
+    else:
+        store, labels = _stream(name, dataset, memory)
     classes = classes or _class_names(dataset) or tuple(str(c) for c in range(int(labels.max()) + 1))
     if labels.min() < 0 or labels.max() >= len(classes):
         given = f"labels go from {labels.min()} to {labels.max()}"
