@@ -58,9 +58,7 @@ AnalysisParts = Annotated[Words, _arg("[PART]... [KEY=VALUE]...", "What to look 
 ExportFormat = Annotated[str, _opt("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
 ExportFolder = Annotated[Word, _opt("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")]
 OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")]
-BenchedArchs = Annotated[
-    Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")
-]
+BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
 Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 

@@ -99,7 +99,7 @@ def retrain(
     from superformer.recipes.retrain import read_changes
 
     read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
-    trained_run(run, arch)  # after the words: an architecture that is found needs torch
+    trained_run(run, arch)  # last: a network that is found is checked, which needs torch
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 

@@ -126,7 +126,7 @@ def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None,
 @app.command()
 def bench(
     what: arg.Benched,
-    arch: arg.BenchedArchs = None,
+    arch: arg.BenchArchs = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
     threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time for each network, runtime and batch.")] = 0.5,
