@@ -1,4 +1,4 @@
-"""Errors that tell what was given, what is possible and what to do."""
+"""Errors that tell what was given, what is possible and what to do, and numbers as messages write them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,9 @@ def nearest(given: object, known: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}possible: {', '.join(names) if names else 'nothing'}"
+
+
+def amount(value: float) -> str:
+    """Three digits: 1.75 G, 384 M, 12."""
+    power, unit = next(((p, u) for p, u in ((9, "G"), (6, "M"), (3, "k")) if value >= 0.9995 * 10**p), (0, ""))
+    return f"{value / 10**power:.3g} {unit}".strip()

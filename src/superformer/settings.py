@@ -1,5 +1,4 @@
-"""How settings and numbers are read, and numbers written for people: a mistake is answered with the key, what it is,
-and what is possible."""
+"""How settings and numbers are read: a mistake is answered with the key, what it is, and what is possible."""
 
 from __future__ import annotations
 
@@ -59,13 +58,7 @@ def read_key_value(text: str, error: type[SuperformerError] = SuperformerError) 
         raise error(f"{text!r} cannot be read: {' '.join(str(problem).split())}") from problem
 
 
-# --- numbers for people ---
-
-
-def amount(value: float) -> str:
-    """Three digits: 1.75 G, 384 M, 12."""
-    power, unit = next(((p, u) for p, u in ((9, "G"), (6, "M"), (3, "k")) if value >= 0.9995 * 10**p), (0, ""))
-    return f"{value / 10**power:.3g} {unit}".strip()
+# --- numbers with units ---
 
 
 def read_amount(text: str, what: str) -> float:

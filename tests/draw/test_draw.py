@@ -10,7 +10,7 @@ from rich.console import Console
 
 import superformer as sf
 from superformer.draw.sketch import equal_runs, sketch
-from superformer.settings import amount
+from superformer.errors import amount
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.spaces import arch as published
 

@@ -21,14 +21,15 @@ from timm.layers.drop import drop_path
 from timm.models._features import feature_take_indices
 
 import superformer as sf
+from superformer.elastic.positions import RelativePosition
 from superformer.elastic.transformer import Cell
 from superformer.errors import StoppedError
 from superformer.families.timm_api import _taken
 from superformer.interop import export as export_module
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
-from superformer.kernels.attention import _as_patches, patches
-from superformer.kernels.relative import RelativePosition, _traced
+from superformer.kernels.convolution import patches, plain_patches
+from superformer.kernels.relative import plain_relative_attention, relative_attention
 from superformer.runs.storage import StoredNetwork, load_network, save_network
 from superformer.space.schema import FAMILIES
 
@@ -183,19 +184,19 @@ def test_relative_positions_in_plain_operations(
         for p in layer.parameters():
             p.copy_(torch.randn(p.shape, generator=rng))
     qkv = torch.randn(2, 1 + grid[0] * grid[1], 3, 2, 4, generator=rng, dtype=torch.float64)
-    tables = (layer._entries(kind, grid, native) for kind in "kv")
-    torch.testing.assert_close(_traced(qkv, *tables, 0.4, grid), layer(qkv, 0.4, grid, native))
+    args = (qkv, *layer(grid, native, qkv.dtype), 0.4, grid, layer.channels(grid))
+    torch.testing.assert_close(plain_relative_attention(*args), relative_attention(*args))
 
 
 @given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
 def test_patches_as_a_view(side: int, more: int, spare: int) -> None:
     x = torch.randn(2, side * (1 + more) + spare % side, side + spare, 3)
-    assert torch.equal(_as_patches(x, side), patches(x, side))
+    assert torch.equal(plain_patches(x, side), patches(x, side))
 
 
 def test_stochastic_depth_and_levels_are_those_of_timm() -> None:
     class Plain(Cell):
-        phases = cost = None  # type: ignore[assignment]
+        forward = cost = None  # type: ignore[assignment]
 
     cell, y = Plain().train(), torch.randn(6, 3, 2)
     for rate in (0.0, 0.3, 1.0):

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import superformer as sf
 from superformer.draw.svg import DARK, LIGHT
-from superformer.errors import SuperformerError
+from superformer.errors import SuperformerError, amount
 from superformer.report import markup as charts
 from superformer.report import page, write
 from superformer.report.inputs import MOST, Points, compact, read
@@ -30,7 +30,6 @@ from superformer.runs.folder import RunError
 from superformer.search.history import Record
 from superformer.search.run import search
 from superformer.search.space_evolution import evolve_space
-from superformer.settings import amount
 
 pytestmark = pytest.mark.xdist_group("report")
 

@@ -31,7 +31,7 @@ from scipy import stats
 
 from superformer.analysis.settings import Settings
 from superformer.analysis.subject import Standalone, Subject
-from superformer.errors import InfeasibleError, SuperformerError
+from superformer.errors import InfeasibleError, SuperformerError, amount
 from superformer.evaluation.evaluator import Score
 from superformer.progress import each, quiet
 from superformer.recipes.search import Options
@@ -42,7 +42,6 @@ from superformer.search.problem import alive
 from superformer.search.run import rounds, with_progress
 from superformer.search.scores import Scorer
 from superformer.search.task import Task
-from superformer.settings import amount
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch
 from superformer.space.costs import Exact

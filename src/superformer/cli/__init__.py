@@ -1,7 +1,6 @@
 """The command line. It reads words, calls the library and prints; it holds no logic of its own.
 
-`arguments` has what commands share, `find` the commands from pictures to a network, `use` what is published and what
-was found."""
+`arguments` has what commands share, `find` the way from pictures to a network, `use` what is published or found."""
 
 from __future__ import annotations
 
@@ -16,9 +15,6 @@ from superformer.errors import StoppedError, SuperformerError
 
 __all__ = ["app", "find", "main", "use"]
 
-INTERRUPTED = 130
-"""What typer makes of Ctrl-C."""
-
 
 def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
@@ -26,15 +22,15 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
     try:
         status = app(standalone_mode=False)
-        if status == INTERRUPTED:
+        if status == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(status or 0)
     except (SuperformerError, StoppedError) as error:
         print(f"superformer: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, SuperformerError) else 1)
     except (KeyboardInterrupt, typer.Abort):
-        words = "stopped; what was finished is kept, and the same command goes on from there"
-        print(f"superformer: {words}", file=sys.stderr)
+        kept = "what was finished is kept, and the same command goes on from there"
+        print(f"superformer: stopped; {kept}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own complaints about words have it

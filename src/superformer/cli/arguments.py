@@ -1,4 +1,7 @@
-"""The program that commands are added to, the options that several of them share, and how they print."""
+"""The program that commands are added to, the options that several of them share, and how they print.
+
+A command resolves its words with light modules first: a mistake is told before torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +15,52 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from superformer.settings import amount
+from superformer.errors import amount
 
 if TYPE_CHECKING:
     from superformer.runs.folder import Run
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Find the vision transformer that fits your pictures and your budget.\n\nStart with: superformer demo",
-)
+HELP = "Find the vision transformer that fits your pictures and your budget.\n\nStart with: superformer demo"
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 
 
-# --- options ---
-
-
-def _option(flag: str, metavar: str, told: str) -> Any:
+def _opt(flag: str, metavar: str, told: str) -> Any:
     return typer.Option(flag, metavar=metavar, help=told)
 
 
-def _words(metavar: str, told: str) -> Any:
+def _arg(metavar: str, told: str) -> Any:
     return typer.Argument(metavar=metavar, help=told)
 
 
-DATA = (
-    "digits (embedded); a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH; "
-    "or a timm reader."
-)
+FOLDERS = "a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH"
+DATA = f"digits (embedded); {FOLDERS}; or a timm reader."
 WHICH = "best, smallest, largest, a key of the front, or a JSON file"
 
-Name = Annotated[str | None, typer.Argument(help="Show one of them in full.")]
-DrawFile = Annotated[str | None, _option("--draw", "FILE.svg", "Write a picture of the network to this file, too.")]
-RecipeName = Annotated[
-    str, _option("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")
-]
-DataSpec = Annotated[str, _option("--data", "SPEC", DATA)]
-RunFolder = Annotated[str, _option("--run", "DIR", "The folder of the run.")]
-Changes = Annotated[list[str] | None, _words("[KEY=VALUE]...", "Settings to change, such as train.epochs=10.")]
-ArchNames = Annotated[list[str] | None, _option("--arch", "WHICH", f"{WHICH}; repeatable.")]
-ArchName = Annotated[str, _option("--arch", "WHICH", f"{WHICH}.")]
-MacsMax = Annotated[str | None, _option("--macs-max", "600M", "The most multiply-accumulates of a network.")]
-ParamsMax = Annotated[str | None, _option("--params-max", "5M", "The most parameters.")]
-LatencyMax = Annotated[str | None, _option("--latency-max", "20ms", "The longest time for a picture, measured here.")]
-MemoryMax = Annotated[str | None, _option("--memory-max", "20MB", "The most memory of activations, for one picture.")]
-ThroughputMin = Annotated[
-    str | None, _option("--throughput-min", "500", "The fewest pictures a second, measured here.")
-]
-MethodName = Annotated[str | None, _option("--method", "NAME", "evolution, nsga2, predictor, random or exhaustive.")]
+Word = str | None
+Words = list[str] | None
+Name = Annotated[Word, typer.Argument(help="Show one of them in full.")]
+DrawFile = Annotated[Word, _opt("--draw", "FILE.svg", "Write a picture of the network to this file, too.")]
+RecipeName = Annotated[str, _opt("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")]
+DataSpec = Annotated[str, _opt("--data", "SPEC", DATA)]
+RunFolder = Annotated[str, _opt("--run", "DIR", "The folder of the run.")]
+Changes = Annotated[Words, _arg("[KEY=VALUE]...", "Settings to change, such as train.epochs=10.")]
+ArchNames = Annotated[Words, _opt("--arch", "WHICH", f"{WHICH}; repeatable.")]
+ArchName = Annotated[str, _opt("--arch", "WHICH", f"{WHICH}.")]
+MacsMax = Annotated[Word, _opt("--macs-max", "600M", "The most multiply-accumulates of a network.")]
+ParamsMax = Annotated[Word, _opt("--params-max", "5M", "The most parameters.")]
+LatencyMax = Annotated[Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here.")]
+MemoryMax = Annotated[Word, _opt("--memory-max", "20MB", "The most memory of activations, for one picture.")]
+ThroughputMin = Annotated[Word, _opt("--throughput-min", "500", "The fewest pictures a second, measured here.")]
+MethodName = Annotated[Word, _opt("--method", "NAME", "evolution, nsga2, predictor, random or exhaustive.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
-AnalysisParts = Annotated[list[str] | None, _words("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
-ExportFormat = Annotated[str, _option("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
-ExportFolder = Annotated[
-    str | None, _option("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")
-]
-OtherArch = Annotated[
-    str | None, _option("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")
-]
-BenchedArchs = Annotated[
-    list[str] | None, _option("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")
-]
-Benched = Annotated[str, _words("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
-RunFolders = Annotated[list[str] | None, _words("[DIR]...", "Folders with runs; or several runs, to compare them.")]
-
-
-# --- before the work ---
-# A command resolves its words with light modules first: a mistake is told before torch is imported, which takes
-# seconds.
+AnalysisParts = Annotated[Words, _arg("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
+ExportFormat = Annotated[str, _opt("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
+ExportFolder = Annotated[Word, _opt("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")]
+OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")]
+BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
+Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
+RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 
 
 def trained_run(folder: str, *archs: str) -> Run:
@@ -94,8 +76,7 @@ def trained_run(folder: str, *archs: str) -> Run:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """What all commands that compute have in common: runs note the words of the command, and freed memory is kept for
-    the next step."""
+    """What all commands that compute share: runs note the words, and freed memory is kept for the next step."""
     from superformer.kernels import keep_freed
     from superformer.runs.folder import set_command
 
@@ -105,9 +86,6 @@ def computing() -> Iterator[None]:
         yield
     finally:
         set_command([])
-
-
-# --- what is printed ---
 
 
 console = Console()
@@ -147,8 +125,8 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     """Rows of plain values as a table; numbers stand right."""
     plain: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
     out = Table(title=title, title_justify="left", title_style="bold", header_style="dim", **plain)
-    for column in rows[0] if rows else ():
-        is_text = isinstance(rows[0][column], str)
+    for column, value in rows[0].items() if rows else ():
+        is_text = isinstance(value, str)
         out.add_column(TITLES.get(column, column), justify="left" if is_text else "right", no_wrap=column != "values")
     for row in rows:
         out.add_row(*(_cell(column, value) for column, value in row.items()))

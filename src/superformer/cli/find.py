@@ -53,16 +53,10 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 
 @app.command()
 def search(
-    run: arg.RunFolder,
-    macs_max: arg.MacsMax = None,
-    params_max: arg.ParamsMax = None,
-    latency_max: arg.LatencyMax = None,
-    memory_max: arg.MemoryMax = None,
-    throughput_min: arg.ThroughputMin = None,
-    method: arg.MethodName = None,
-    changes: arg.Changes = None,
-    as_json: arg.Json = False,
-) -> None:
+    run: arg.RunFolder, macs_max: arg.MacsMax = None, params_max: arg.ParamsMax = None,
+    latency_max: arg.LatencyMax = None, memory_max: arg.MemoryMax = None, throughput_min: arg.ThroughputMin = None,
+    method: arg.MethodName = None, changes: arg.Changes = None, as_json: arg.Json = False,
+) -> None:  # fmt: skip
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
 
@@ -104,7 +98,8 @@ def retrain(
     accuracies on the test pictures."""
     from superformer.recipes.retrain import read_changes
 
-    read_changes(trained_run(run, arch).recipe(), changes or (), f"{run} retrained")
+    read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
+    trained_run(run, arch)  # last: a network that is found is checked, which needs torch
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 
@@ -128,8 +123,7 @@ def evaluate(
 ) -> None:
     """The accuracy of sub-networks of a trained supernet, with the weights they inherit.
 
-    Example: superformer eval --run runs/first --arch smallest --arch largest
-    """
+    Example: superformer eval --run runs/first --arch smallest --arch largest"""
     trained_run(run, *(arch or []))
     with computing():
         from superformer.evaluation.trained_run import evaluate as run_evaluation
@@ -137,9 +131,9 @@ def evaluate(
         rows = run_evaluation(run, arch or ["smallest", "largest"], split)
     if as_json:
         print(json.dumps(rows))
-        return
-    shown = [{**row, "accuracy": percent(row["accuracy"])} for row in rows]
-    console.print(table(shown, f"Accuracy on the {split} split, inherited weights"))
+    else:
+        shown = [{**row, "accuracy": percent(row["accuracy"])} for row in rows]
+        console.print(table(shown, f"Accuracy on the {split} split, inherited weights"))
 
 
 @app.command()
@@ -165,6 +159,6 @@ def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Js
         found = run_analysis(run, progress_console(as_json), parts, changes)
     if as_json:
         print(json.dumps(found))
-        return
-    say(f"{', '.join(k for k in found if k != 'supernet')}: in {run}/analysis.json")
-    say(f"Next: superformer report --run {run}", dim=True)
+    else:
+        say(f"{', '.join(k for k in found if k != 'supernet')}: in {run}/analysis.json")
+        say(f"Next: superformer report --run {run}", dim=True)

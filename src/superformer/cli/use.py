@@ -1,5 +1,4 @@
-"""What is published (spaces, models, recipes), and what was found, put to use (export, bench, report, runs, resume,
-demo)."""
+"""What is published (spaces, models, recipes), and what was found, put to use (export, bench, report, runs, ...)."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from superformer.settings import RUNTIMES
 
 @functools.cache
 def catalogue(kind: str) -> Mapping[str, Any]:
-    """The published ``spaces`` or ``models`` by name. They are told from a file, which ``docs/catalogue.py`` writes:
-    that needs neither torch nor numpy."""
+    """The published ``spaces`` or ``models`` by name, told without torch from what ``docs/catalogue.py`` wrote."""
     text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
     return dict(json.loads(text)[kind])
 
@@ -33,8 +31,7 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 def spaces(name: arg.Name = None, as_json: arg.Json = False) -> None:
     """The published search spaces; with NAME its choices and its range of MACs and parameters.
 
-    Example: superformer spaces vit-resnas-tiny
-    """
+    Example: superformer spaces vit-resnas-tiny"""
     known = catalogue("spaces")
     if name is None:
         hint, details = "superformer spaces NAME shows a space's choices", ("paths", "img_size")
@@ -54,8 +51,7 @@ def spaces(name: arg.Name = None, as_json: arg.Json = False) -> None:
 def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile = None) -> None:
     """The published architectures; with NAME its stages, blocks, MACs and parameters.
 
-    Example: superformer models vit_resnas_tiny --draw tiny.svg
-    """
+    Example: superformer models vit_resnas_tiny --draw tiny.svg"""
     known = catalogue("models")
     if name is None:
         if draw is not None:
@@ -87,8 +83,7 @@ def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile 
 def recipes(name: arg.Name = None, as_json: arg.Json = False) -> None:
     """The published recipes; with NAME all of its settings.
 
-    Example: superformer recipes s3-laptop
-    """
+    Example: superformer recipes s3-laptop"""
     from superformer.recipes import dump, names, resolve
 
     if name is None:
@@ -131,7 +126,7 @@ def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None,
 @app.command()
 def bench(
     what: arg.Benched,
-    arch: arg.BenchedArchs = None,
+    arch: arg.BenchArchs = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
     threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time for each network, runtime and batch.")] = 0.5,
@@ -139,8 +134,7 @@ def bench(
 ) -> None:
     """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.
 
-    Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
-    """
+    Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx"""
     from superformer.runs.folder import Run
 
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
@@ -158,25 +152,24 @@ def bench(
     if as_json:
         print(json.dumps(found))
         return
-    summary = benchmark.summary(found)
-    rows = []
-    for row in summary:
-        if "error" not in row:
-            times = {"latency": f"{1e3 * row['latency']:.2f} ms", "90 %": f"{1e3 * row['p90']:.2f} ms"}
-            speed = {"pictures/s": f"{row['throughput']:.0f}", "at batch": row["batch"]}
-            rows.append({"network": row["name"], "runtime": row["runtime"], **times, **speed})
-    console.print(table(rows, f"{found['machine']}; threads: {threads}"))
-    for row in summary:
+    rows, failures = [], []
+    for row in benchmark.summary(found):
         if "error" in row:
-            say(f"{row['name']} does not run with {row['runtime']}: {row['error']}")
+            failures.append(f"{row['name']} does not run with {row['runtime']}: {row['error']}")
+            continue
+        times = {"latency": f"{1e3 * row['latency']:.2f} ms", "90 %": f"{1e3 * row['p90']:.2f} ms"}
+        speed = {"pictures/s": f"{row['throughput']:.0f}", "at batch": row["batch"]}
+        rows.append({"network": row["name"], "runtime": row["runtime"], **times, **speed})
+    console.print(table(rows, f"{found['machine']}; threads: {threads}"))
+    for failure in failures:
+        say(failure)
 
 
 @app.command()
 def report(run: arg.RunFolder) -> None:
     """Write DIR/report.html: one page about a run, to be opened in any browser, without a network.
 
-    Example: superformer report --run runs/first
-    """
+    Example: superformer report --run runs/first"""
     from superformer.runs.folder import Run
 
     Run.open(run)
@@ -190,16 +183,14 @@ def report(run: arg.RunFolder) -> None:
 def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
     """The runs of a folder (runs, if none is named) and how far they are; several runs side by side, with what differs.
 
-    Example: superformer runs runs/first runs/second
-    """
+    Example: superformer runs runs/first runs/second"""
     from superformer.runs.folder import overview
 
     rows, lines = overview([Path(f) for f in folders or ["runs"]])
     if as_json:
         print(json.dumps({"runs": rows, "differences": lines}))
         return
-    shown = [{**row, "best": "" if row["best"] is None else percent(row["best"])} for row in rows]
-    console.print(table(shown, "Runs"))
+    console.print(table([{**r, "best": "" if r["best"] is None else percent(r["best"])} for r in rows], "Runs"))
     for line in lines:
         say(f"  {line}")
     say("superformer resume --run DIR goes on with a run", dim=True)
@@ -209,8 +200,7 @@ def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
 def resume(run: arg.RunFolder) -> None:
     """Go on with the command that last wrote to a run, where it was.
 
-    Example: superformer resume --run runs/first
-    """
+    Example: superformer resume --run runs/first"""
     from superformer.runs.folder import last_command
 
     last = last_command(Path(run)) or last_command(Path(run) / "spaces" / "0")  # where evolve-space begins
@@ -228,8 +218,7 @@ def demo(run: arg.RunFolder = "runs/demo") -> None:
     """Everything on the embedded digits: evolve the space, train, search, retrain, compare, export, report. About five
     minutes.
 
-    Example: superformer demo --run runs/demo
-    """
+    Example: superformer demo --run runs/demo"""
     with computing():
         from superformer.demo import run as run_demo
 

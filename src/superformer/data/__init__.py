@@ -1,7 +1,6 @@
 """Pictures: what ``--data`` means, splits that keep the test part untouched, and batches that any run can go on from.
 
-`load` gives a data set; ``.train`` and ``.search`` are carved from its training data, ``.test()`` is for the final
-figure alone."""
+`load` gives a data set; ``.train`` and ``.search`` are of its training data, ``.test()`` is for the last figure."""
 
 from __future__ import annotations
 

@@ -32,8 +32,6 @@ AREA = (0.02, 1 / 3)
 ASPECT = 0.3
 """Of erased boxes: share of the picture, and the flattest box (the tallest is 1 / ASPECT); timm's values."""
 
-# --- random numbers ---
-
 
 def generator(seed: int, purpose: str, *where: int) -> np.random.Generator:
     """The generator of one purpose at one place, such as ``generator(seed, "order", epoch)``."""
@@ -61,27 +59,21 @@ def seeded(seed: int) -> Iterator[None]:
         torch.default_generator.set_state(torch_)
 
 
-# --- the evaluation transform, and normalisation ---
-
-
 @dataclass(frozen=True)
 class EvalTransform:
-    """The square that a network looks at, cut from pictures of any size: timm's evaluation transform, on whole batches
-    of uint8.
+    """timm's evaluation transform, on whole batches of uint8: the square of a picture that a network looks at.
 
-    Pictures larger than the input are resized until the shorter side is input / crop, and the centre is kept. Pictures
-    whose shorter side is not larger than the input (8 x 8 digits, CIFAR) are resized to the input and lose no border:
-    the crop share is not for them."""
+    Pictures larger than the input are resized until the shorter side is input / crop, and the centre is kept. Others
+    (8 x 8 digits, CIFAR) are resized to the input and lose no border: the crop share is not for them."""
 
     size: int
     crop: float = 0.875
     interpolation: str = "bicubic"
 
     def __post_init__(self) -> None:
-        if self.interpolation not in INTERPOLATIONS:
-            raise SuperformerError(
-                f"interpolation {self.interpolation!r} is not known: {nearest(self.interpolation, INTERPOLATIONS)}"
-            )
+        given = self.interpolation
+        if given not in INTERPOLATIONS:
+            raise SuperformerError(f"interpolation {given!r} is not known: {nearest(given, INTERPOLATIONS)}")
         if self.size < 1:
             raise SuperformerError(f"an input of {self.size} pixels was asked for; give 1 or more")
 
@@ -98,13 +90,12 @@ class EvalTransform:
 
 
 def _resize(x: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """uint8 pictures (n, 3, height, width) at another size, with antialiasing; ``random`` is timm's word for training,
-    bilinear here."""
+    """uint8 pictures (n, 3, height, width) at another size, antialiased; ``random``, timm's word, is bilinear."""
     if tuple(x.shape[2:]) == size:
         return x
-    mode = "bilinear" if interpolation == "random" else interpolation
-    if mode == "nearest":
+    if interpolation == "nearest":
         return F.interpolate(x, size=size, mode="nearest-exact")
+    mode = "bilinear" if interpolation == "random" else interpolation
     return F.interpolate(x, size=size, mode=mode, antialias=True, align_corners=False)
 
 
@@ -115,8 +106,7 @@ def shrink(picture: Tensor, short: int) -> Tensor:
         return picture
     scale = short / min(height, width)
     size = (max(round(height * scale), 1), max(round(width * scale), 1))
-    small = _resize(picture[None].permute(0, 3, 1, 2), size, "bilinear")[0]  # (3, rows, columns)
-    return small.permute(1, 2, 0).contiguous()
+    return _resize(picture[None].permute(0, 3, 1, 2), size, "bilinear")[0].permute(1, 2, 0).contiguous()
 
 
 def check_normalisation(settings: Data) -> None:
@@ -134,9 +124,6 @@ def normalise(x: Tensor, settings: Data) -> Tensor:
     return x.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
 
 
-# --- shift ---
-
-
 @dataclass(frozen=True)
 class RankShare:
     """The part of each global batch that one rank computes: pictures rank, rank + world, ..."""
@@ -150,10 +137,8 @@ class RankShare:
 
 
 def shift_batch(squares: Tensor, settings: Data, rng: np.random.Generator, batch: int, share: RankShare) -> Tensor:
-    """A rank's uint8 squares (n, 3, size, size), moved (black comes in), mirrored, normalised and erased.
-
-    Everything is drawn for the global ``batch``; the rank uses its share, so ranks together compute what one process
-    would."""
+    """A rank's uint8 squares (n, 3, size, size), moved (black comes in), mirrored, normalised and erased. Everything is
+    drawn for the global ``batch``, of which the rank uses its share: ranks together compute what one process would."""
     size = squares.shape[-1]
     most = round(settings.shift * size)
     dy, dx = rng.integers(0, 2 * most + 1, (2, batch))
@@ -183,8 +168,7 @@ def _moved(squares: Tensor, dy: Ints, dx: Ints, most: int) -> Tensor:
 
 
 def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, share: RankShare) -> None:
-    """Random erasing (Zhong et al.) of normalised pictures, in place: a box of noise. timm's boxes, but one that does
-    not fit is cut."""
+    """Random erasing (Zhong et al.), in place: a box of noise. timm's boxes, but one that does not fit is cut."""
     size = x.shape[-1]
     hit = np.flatnonzero(rng.random(batch) < probability)
     area = rng.uniform(*AREA, len(hit)) * size**2
@@ -203,12 +187,8 @@ def _erase(x: Tensor, probability: float, rng: np.random.Generator, batch: int, 
     x.numpy()[which.numpy()] = erased.numpy()
 
 
-# --- timm ---
-
-
 class TimmTransform:
-    """timm's training transforms: random resized crop, mirror, auto-augment or colour jitter, erasing; a picture at a
-    time."""
+    """timm's training transforms, a picture at a time: resized crop, mirror, auto-augment or colour jitter, erasing."""
 
     def __init__(self, settings: Data, img_size: int):
         from timm.data.auto_augment import posterize
@@ -223,10 +203,10 @@ class TimmTransform:
                 re_prob=settings.erase, re_mode="pixel",
             )  # fmt: skip
         except (AssertionError, KeyError, ValueError, IndexError) as problem:
+            randaugment = f"{settings.randaugment!r} (such as rand-m9-mstd0.5-inc1)"
             raise SuperformerError(
                 f"timm does not take these transforms ({type(problem).__name__}: {problem}): data.randaugment is "
-                f"{settings.randaugment!r} (such as rand-m9-mstd0.5-inc1), data.interpolation "
-                f"{settings.interpolation!r}"
+                f"{randaugment}, data.interpolation {settings.interpolation!r}"
             ) from problem
         for step in made.transforms:
             for group in (getattr(step, "ops", []), *getattr(step, "policy", [])):
@@ -242,8 +222,7 @@ class TimmTransform:
 
 
 def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """timm's posterize that can keep no bit of a picture, as its strongest setting asks; newer versions of Pillow
-    refuse that."""
+    """timm's posterize, which newer versions of Pillow refuse at its strongest setting: to keep no bit."""
     if bits >= 8:
         return picture
     return ImageOps.posterize(picture, bits) if bits > 0 else Image.new(picture.mode, picture.size)

@@ -1,8 +1,8 @@
 """Batches of pictures: for training, varied and mixed; for evaluation, as they are.
 
 The order of an epoch comes from (seed, epoch), what happens to a batch from (seed, epoch, step), what timm does to a
-picture from (seed, epoch, picture, repeat). So batches do not depend on worker processes or on ranks, and an epoch can
-begin at any step."""
+picture from (seed, epoch, picture, repeat). So batches depend neither on workers nor on ranks; an epoch can begin at
+any step."""
 
 from __future__ import annotations
 
@@ -42,37 +42,27 @@ class Batch:
     """Soft labels of the patches, (n, grid x grid, classes), row by row; None without token labelling."""
 
     def parts(self, n: int, device: torch.device) -> list[Batch]:
-        """The batch on a device, in n parts to compute one after another: every n-th picture, so that each sub-network
-        has its share."""
+        """The batch on a device, in n parts of every n-th picture, so that each has its share of each sub-network."""
         if len(self.x) % n:
-            raise SuperformerError(
-                f"a process's batch of {len(self.x)} cannot be computed in {n} equal parts: change train.accumulate"
-            )
-
-        def part(m: int) -> list[Tensor]:
-            tensors = (self.x, self.target, self.labels, self.patches)
-            return [t[m::n].to(device, non_blocking=True) for t in tensors if t is not None]
-
-        return [Batch(*part(m)) for m in range(n)]
+            given = f"a process's batch of {len(self.x)}"
+            raise SuperformerError(f"{given} cannot be computed in {n} equal parts: change train.accumulate")
+        tensors = [t for t in (self.x, self.target, self.labels, self.patches) if t is not None]
+        return [Batch(*(t[m::n].to(device, non_blocking=True) for t in tensors)) for m in range(n)]
 
 
 def steps_per_epoch(pictures: int, batch_size: int) -> int:
-    """Whole batches of an epoch; the rest is dropped. Repeated augmentation does not change it: it takes fewer
-    pictures, more often."""
+    """Whole batches of an epoch; the rest is dropped. Repeated augmentation takes fewer pictures, more often."""
     if batch_size > pictures:
-        raise SuperformerError(
-            f"a batch of {batch_size} is larger than the training set of {pictures} pictures: lower train.batch_size"
-        )
+        given = f"a batch of {batch_size} is larger than the training set of {pictures} pictures"
+        raise SuperformerError(f"{given}: lower train.batch_size")
     return pictures // batch_size
 
 
 def eval_batches(
     pictures: Pictures, settings: Data, img_size: int, batch_size: int, limit: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised pictures and labels, none left out; with ``limit``, always the same so many, the classes as equal in
-    number as can be.
-
-    The uint8 squares are cut once and kept with the pictures, if they fit, for the next network."""
+    """Normalised pictures and labels: all, or those of `Pictures.subset`. The uint8 squares are cut once and kept with
+    the pictures, if they fit, for the next network."""
     augment.check_normalisation(settings)
     transform = EvalTransform(img_size, settings.crop, settings.interpolation)
     chosen = pictures if limit is None else pictures.subset(limit)
@@ -82,30 +72,17 @@ def eval_batches(
 
 
 def train_batches(
-    pictures: Pictures,
-    settings: Data,
-    mixing: Mix,
-    img_size: int,
-    *,
-    seed: int,
-    epoch: int,
-    batch_size: int,
-    start: int = 0,
-    rank: int = 0,
-    world: int = 1,
-    patch_grid: int | None = None,
-) -> Prefetcher[Batch]:
+    pictures: Pictures, settings: Data, mixing: Mix, img_size: int, *, seed: int, epoch: int, batch_size: int,
+    start: int = 0, rank: int = 0, world: int = 1, patch_grid: int | None = None,
+) -> Prefetcher[Batch]:  # fmt: skip
     """The batches of an epoch from step ``start`` on, prepared in the background.
 
     ``batch_size`` is that of all ranks; rank r gets pictures r, r + world, ... of every batch, so that each of the
     equal contiguous parts into which a supernet cuts a batch is shared evenly by the ranks. ``patch_grid`` is the side
-    of the grid of patches that token labelling labels. The iterator can be closed early and counts the seconds that it
-    was waited for (``waited``)."""
+    of the grid of patches that token labelling labels."""
     if batch_size % world:
-        raise SuperformerError(
-            f"a batch of {batch_size} cannot be shared by {world} processes: "
-            f"make train.batch_size a multiple of {world}"
-        )
+        given = f"a batch of {batch_size} cannot be shared by {world} processes"
+        raise SuperformerError(f"{given}: make train.batch_size a multiple of {world}")
     augment.check_normalisation(settings)
     check_mixing(mixing, batch_size, world, img_size, patch_grid)
     steps = range(start, steps_per_epoch(len(pictures), batch_size))
@@ -123,8 +100,7 @@ def train_batches(
         finally:
             inputs.close()
 
-    # timm without workers seeds the process's own generators for each picture: not beside a network that draws from
-    # them.
+    # timm without workers seeds the process's own generators: not beside a network that draws from them.
     inline = settings.augment == "timm" and not settings.workers
     return Prefetcher(batches(), len(steps), depth=0 if inline else 2)
 
@@ -151,8 +127,7 @@ class _Epoch:
         return self.order[self._places(step) // self.settings.repeats]
 
     def square_inputs(self, steps: Sequence[int]) -> Generator[Tensor]:
-        """none and shift: squares of the evaluation transform, so that things have the same size in training and
-        evaluation."""
+        """none and shift: squares of the evaluation transform, so that things have the same size in both."""
         transform = EvalTransform(self.img_size, self.settings.crop, self.settings.interpolation)
         for step in steps:
             squares = self.pictures.squares(transform, self.pictures_of(step))
@@ -163,19 +138,12 @@ class _Epoch:
                 yield augment.shift_batch(squares, self.settings, rng, self.batch, self.share)
 
     def timm_inputs(self, steps: Sequence[int]) -> Generator[Tensor]:
-        """timm: whole pictures varied one by one, in worker processes. They end with the epoch: a fork costs less than
-        keeping them."""
-        repeats = self.settings.repeats
-        keys = [
-            list(zip(self.pictures_of(s).tolist(), (self._places(s) % repeats).tolist(), strict=True)) for s in steps
-        ]
-        loader = DataLoader(
-            _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.epoch),
-            batch_sampler=keys,
-            num_workers=min(self.settings.workers, len(keys)),
-            collate_fn=torch.stack,
-            generator=torch.Generator().manual_seed(0),  # or else it would draw from the process's own
-        )
+        """timm: whole pictures varied one by one, in worker processes, which end with the epoch: a fork is cheap."""
+        repeats = ((self._places(s) % self.settings.repeats).tolist() for s in steps)
+        keys = [list(zip(self.pictures_of(s).tolist(), r, strict=True)) for s, r in zip(steps, repeats, strict=True)]
+        varied = _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.epoch)
+        workers, own = min(self.settings.workers, len(keys)), torch.Generator().manual_seed(0)  # not the process's own
+        loader = DataLoader(varied, batch_sampler=keys, num_workers=workers, collate_fn=torch.stack, generator=own)
 
         def inputs() -> Generator[Tensor]:
             yield from loader
@@ -195,8 +163,6 @@ class _TimmPictures(Dataset[Tensor]):
         return self.transform(self.pictures.picture(index), self.seed, self.epoch, index, repeat)
 
 
-# --- work done ahead of time in one background thread ---
-
 T = TypeVar("T")
 Items = queue.Queue[tuple[T | None, BaseException | None]]
 
@@ -204,9 +170,8 @@ Items = queue.Queue[tuple[T | None, BaseException | None]]
 class Prefetcher(Iterator[T], Generic[T]):
     """Runs a generator up to ``depth`` items ahead of whoever takes them; with ``depth`` 0, when they are taken.
 
-    ``waited`` is the time in seconds that the taker spent waiting. `close` ends the thread and the generator at once,
-    as do leaving a `with` block and forgetting the object. An error of the generator is raised where its item would
-    have come."""
+    ``waited``: the seconds the taker spent waiting. `close` ends the thread and the generator at once, as do leaving
+    a `with` block and forgetting the object. An error of the generator is raised where its item would have come."""
 
     def __init__(self, items: Generator[T], length: int, depth: int = 2):
         self.waited = 0.0

@@ -3,7 +3,6 @@ asked for. Pictures are decoded once where they fit the memory that is allowed."
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from superformer.data.augment import EvalTransform, generator, shrink
 from superformer.data.sources import resolve
-from superformer.data.stores import Arrays, Ints, Pixels, Store
+from superformer.data.stores import Arrays, Ints, Pixels, Store, digest
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -26,11 +25,9 @@ T = TypeVar("T")
 HELD_OUT = 0.2
 """Share of each class that is held out as the test part, where none is given."""
 SPLIT_SEED = 20240229
-"""Of every split: constant, so that runs of different seeds, or one that goes on from another's weights, keep the same
-pictures apart."""
+"""Of every split: constant, so that all runs keep the same pictures apart, also one from another's weights."""
 SHRINK_TO = 1.5
-"""Where a training set fits only if its pictures are shrunk: the shorter side that is kept, in multiples of the input
-size."""
+"""Where a training set fits only with shrunk pictures: the shorter side that is kept, in input sizes."""
 BROKEN = 0.01
 """The largest share of pictures that do not decode which is skipped with a warning."""
 CHUNK = 64
@@ -40,8 +37,7 @@ CHUNK = 64
 class DataSet:
     """The parts of a data set. Each is read when it is first used; the splits are always the same.
 
-    ``test_origin`` says where the test part comes from. ``fingerprint`` changes when the training data (with the search
-    split) do."""
+    ``test_origin``: where the test part comes from. ``fingerprint`` changes when training or search pictures do."""
 
     def __init__(self, spec: str, settings: Data, img_size: int):
         self.spec, self.settings, self.img_size = spec, settings, img_size
@@ -57,10 +53,6 @@ class DataSet:
         self._known = known
         rest, out = split(known.labels, settings.search, "search", self.classes)
         self._train, self._search = known.take(rest), known.take(out)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -95,23 +87,16 @@ class DataSet:
 
 
 def load(spec: str, settings: Data, img_size: int) -> DataSet:
-    """The data set that a ``--data`` text means, for networks of this input size. Pictures are read when a part is
-    first used."""
+    """The data set that a ``--data`` text means, for networks of this input size."""
     return DataSet(spec, settings, img_size)
 
 
-# --- splits that keep the shares of the classes ---
-
-
 def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tuple[Ints, Ints]:
-    """Indices of the pictures that stay and of those that are carved off, each in rising order.
-
-    ``part`` below 1 is a share of each class (at least one picture), from 1 on a number of pictures of each class.
-    Every class keeps at least one picture."""
+    """Indices of the pictures that stay and of those that are carved off, each in rising order. ``part`` below 1 is a
+    share of each class (at least one picture), from 1 on a number. Every class keeps at least one picture."""
     if part >= 1 and part != int(part):
-        raise SuperformerError(
-            f"the {purpose} split of {part} is neither a share below 1 nor a whole number of pictures of each class"
-        )
+        given = f"the {purpose} split of {part}"
+        raise SuperformerError(f"{given} is neither a share below 1 nor a whole number of pictures of each class")
     counts = np.bincount(labels, minlength=len(classes))
     least = 2 if part < 1 else int(part) + 1
     small = [f"{classes[c]!r} ({n})" for c, n in enumerate(counts) if n < least]
@@ -131,10 +116,7 @@ def split(labels: Ints, part: float, purpose: str, classes: Sequence[str]) -> tu
 
 
 def balanced_subset(labels: Ints, n: int) -> Ints:
-    """``n`` indices in rising order (all, if there are no more), the classes as equal in number as they can be; always
-    the same ones."""
-    if n >= len(labels):
-        return np.arange(len(labels))
+    """Always the same ``n`` indices (all, if there are no more), rising, the classes as equal in number as can be."""
     by_class, rank = _shuffled_by_class(labels, np.bincount(labels), "subset")
     return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
 
@@ -146,15 +128,11 @@ def _shuffled_by_class(labels: Ints, counts: Ints, purpose: str) -> tuple[Ints, 
     return by_class, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-# --- labelled pictures of one part ---
-
-
 class Pictures:
     """Pictures with labels 0..n-1; ``classes`` names them. ``take`` gives a part of them, in any order.
 
     Squares of the input's size (`squares`) are cut once and kept as uint8 if they all fit ``memory`` gigabytes. Whole
-    pictures (`picture`), which augment=timm crops at random, are read from the store each time, which is free where
-    `cache_whole` decoded them."""
+    pictures (`picture`, for augment=timm) are read from the store each time, free where `cache_whole` decoded them."""
 
     def __init__(
         self, store: Store, labels: Ints, classes: Sequence[str], memory: float = 2.0, index: Ints | None = None
@@ -174,8 +152,7 @@ class Pictures:
         return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
 
     def subset(self, n: int) -> Pictures:
-        """Always the same ``n`` pictures (all, if there are no more), the classes as equal in number as can be; their
-        squares are kept."""
+        """Always the same ``n`` pictures (`balanced_subset`); their squares are kept."""
         if n >= len(self):
             return self
         if n not in self._subsets:
@@ -186,25 +163,18 @@ class Pictures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when the pictures, their order, their labels or the names of the classes do; files count by path and
-        size."""
-        h = hashlib.blake2b(self.store.digest().encode(), digest_size=16)
-        h.update(self.index.tobytes())
-        h.update(self.labels.tobytes())
-        h.update("\0".join(self.classes).encode())
-        return h.hexdigest()
+        """Changes when pictures, their order, labels or the names of classes do; files count by path and size."""
+        names = "\0".join(self.classes).encode()
+        return digest([self.store.digest().encode(), self.index.tobytes(), self.labels.tobytes(), names])
 
     def picture(self, i: int) -> Pixels:
-        """A whole picture, uint8 of shape (height, width, 3).
-
-        A picture whose header is sound but whose content is not is only found now, if the set is too large to be
-        decoded at the beginning: plain grey stands in for it, with a warning."""
+        """A whole picture, uint8 of shape (height, width, 3). In a set too large to be decoded at the beginning, bad
+        content under a sound header is only found now: plain grey stands in for it, with a warning."""
         at = int(self.index[i])
         try:
             return self.store.read(at)
         except Exception as problem:
-            name = self.store.name(at)
-            warnings.warn(f"{name} does not decode ({problem}); grey stands in for it", stacklevel=2)
+            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=2)
             return np.full((64, 64, 3), 128, dtype=np.uint8)
 
     def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
@@ -233,8 +203,6 @@ class Pictures:
                     out[k] = transform(_tensor(picture)[None])[0]
         return out
 
-    # --- decoding once ---
-
     def cache_squares(self, transform: EvalTransform, threads: int = 1) -> Pictures:
         """The pictures that decode; their squares are kept if they fit."""
         if self.store.decoded:
@@ -246,8 +214,7 @@ class Pictures:
         return found
 
     def cache_whole(self, img_size: int, threads: int = 1) -> Pictures:
-        """The pictures that decode; whole ones are kept if they fit, or else shrunk ones of 1.5 times the input size,
-        if those fit."""
+        """The pictures that decode; they are kept if they fit, whole or else shrunk to 1.5 times the input size."""
         if self.store.decoded:
             return self
         short = round(SHRINK_TO * img_size)
@@ -264,10 +231,9 @@ class Pictures:
         if min(whole, small) > room:  # they are decoded again each time: only the headers are read
             return self._readable(self.store.size, threads)[0]
 
-        def read_shrunk(i: int) -> Pixels:
-            return shrink(_tensor(self.store.read(i)), short).numpy()
-
-        found, kept = self._readable(read_shrunk if whole > room else self.store.read, threads)
+        found, kept = self._readable(
+            self.store.read if whole <= room else lambda i: shrink(_tensor(self.store.read(i)), short).numpy(), threads
+        )
         decoded = Pictures(Arrays(kept), found.labels, self.classes, self.memory)
         decoded.__dict__["fingerprint"] = found.fingerprint
         return decoded
@@ -281,22 +247,18 @@ class Pictures:
             except Exception as problem:
                 return problem
 
-        def read_chunk(start: int) -> list[T | Exception]:
-            return [attempt(i) for i in self.index[start : start + CHUNK].tolist()]
-
+        chunks = np.split(self.index, range(CHUNK, len(self), CHUNK))
         with ThreadPoolExecutor(max(threads, 1)) as pool:
-            results = [result for chunk in pool.map(read_chunk, range(0, len(self), CHUNK)) for result in chunk]
+            results = [r for chunk in pool.map(lambda c: [attempt(i) for i in c.tolist()], chunks) for r in chunk]
         found = [result for result in results if not isinstance(result, Exception)]
         broken = [i for i, result in enumerate(results) if isinstance(result, Exception)]
         if not broken:
             return self, found
+        told = f"{len(broken)} of {len(self)} pictures do not decode"
         first = f"the first is {self.store.name(int(self.index[broken[0]]))} ({results[broken[0]]})"
         if len(broken) > BROKEN * len(self.store):  # of all: a small part may well have one of few
-            raise SuperformerError(
-                f"{len(broken)} of {len(self)} pictures do not decode, more than {BROKEN:.0%} of all; {first}; "
-                "repair or remove them"
-            )
-        warnings.warn(f"{len(broken)} of {len(self)} pictures do not decode and are skipped; {first}", stacklevel=3)
+            raise SuperformerError(f"{told}, more than {BROKEN:.0%} of all; {first}; repair or remove them")
+        warnings.warn(f"{told} and are skipped; {first}", stacklevel=3)
         return self.take(np.setdiff1d(np.arange(len(self)), broken)), found
 
 

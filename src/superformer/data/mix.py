@@ -22,19 +22,15 @@ Method = Literal["mixup", "cutmix"]
 
 
 class Draws(Protocol):
-    """What a box needs of a generator."""
+    """What a box needs of a generator: beta (1, 1 is uniform in [0, 1]) and uniform in low .. high - 1."""
 
-    def beta(self, a: float, b: float) -> float:
-        """Beta distributed; uniform in [0, 1] for (1, 1)."""
-
-    def integers(self, low: int, high: int) -> int:
-        """Uniform in low .. high - 1."""
+    def beta(self, a: float, b: float) -> float: ...
+    def integers(self, low: int, high: int) -> int: ...
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Soft labels of a batch (n, classes), and of its patches (n, grid x grid, classes), row by row, in token
-    labelling."""
+    """Soft labels (n, classes), and in token labelling those of the patches (n, grid x grid, classes), row by row."""
 
     image: Tensor
     patches: Tensor | None = None
@@ -45,34 +41,26 @@ def check_mixing(mix: Mix, batch: int, world: int, img_size: int, patch_grid: in
     on = mix.mixup > 0 or mix.cutmix > 0
     halves = mix.patches == "halves"
     if halves and not (mix.mixup > 0 and mix.cutmix > 0):
-        raise SuperformerError(
-            "mix.patches=halves mixes half of each batch by CutMix and half by Mixup: "
-            "set mix.mixup and mix.cutmix above 0"
-        )
+        what = "mix.patches=halves mixes half of each batch by CutMix and half by Mixup"
+        raise SuperformerError(f"{what}: set mix.mixup and mix.cutmix above 0")
     unit = (4 if halves else 2 if on else 1) * world
     if batch % unit:
-        who = f" on {world} processes" if world > 1 else ""
-        raise SuperformerError(
-            f"a batch of {batch} cannot be mixed in pairs{who}: train.batch_size must be a multiple of {unit}"
-        )
+        what = f"a batch of {batch} cannot be mixed in pairs" + (f" on {world} processes" if world > 1 else "")
+        raise SuperformerError(f"{what}: train.batch_size must be a multiple of {unit}")
     if mix.patches == "off":
         return
     if patch_grid is None:
-        raise SuperformerError(
-            f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label; "
-            "set mix.patches=off"
-        )
+        what = f"mix.patches={mix.patches} labels patches, but this network has no patch tokens to label"
+        raise SuperformerError(f"{what}; set mix.patches=off")
     if img_size % patch_grid:
-        raise SuperformerError(
-            f"an input of {img_size} pixels cannot be cut in {patch_grid} x {patch_grid} patches of equal size"
-        )
+        what = f"an input of {img_size} pixels cannot be cut in {patch_grid} x {patch_grid}"
+        raise SuperformerError(f"{what} patches of equal size")
 
 
 def mix_batch(
     x: Tensor, labels: Tensor, classes: int, mix: Mix, rng: np.random.Generator, patch_grid: int | None = None
 ) -> Targets:
-    """Mix normalised pictures (n, 3, size, size) in place and give their soft labels. ``rng`` must be the same on all
-    ranks."""
+    """Mix normalised pictures (n, 3, size, size) in place, with a ``rng`` equal on all ranks, and give soft labels."""
     target = smoothed(labels, classes, mix.smoothing)
     if mix.patches != "off" and patch_grid is not None:
         return _token_labels(x, target, mix, rng, patch_grid)
@@ -97,9 +85,7 @@ def _method(mix: Mix, rng: np.random.Generator) -> tuple[Method | None, float]:
 
 def _token_labels(x: Tensor, target: Tensor, mix: Mix, rng: np.random.Generator, grid: int) -> Targets:
     """ViT-ResNAS, section 2.4: patch-wise CutMix or Mixup, switched by batch (the paper) or half a batch each (as
-    released).
-
-    CutMix's strength only says whether it is on: the box is drawn with a uniform lambda."""
+    released). CutMix's strength only says whether it is on: the box is drawn with a uniform lambda."""
     if mix.patches == "switch":
         return Targets(*_patch_mixed(x, target, *_method(mix, rng), rng, grid))
     half, lam = len(x) // 2, float(rng.beta(mix.mixup, mix.mixup))
@@ -139,20 +125,18 @@ def cutmix_box(size: int, lam: float, rng: Draws) -> Box:
 
 
 def patch_box(grid: int, rng: Draws) -> Box:
-    """ViT-ResNAS's box of whole patches on a grid x grid picture, as its released code draws it (the paper says only
-    "random")."""
+    """ViT-ResNAS's box of whole patches, as its released code draws it (the paper says only "random")."""
+
+    def below(low: int, high: int) -> int:
+        return int(rng.integers(low, high)) if high > low else low
+
     n = int(grid * grid * rng.beta(1, 1))
-    height = _below(rng, 1, min(grid, n) - 1)
+    height = below(1, min(grid, n) - 1)
     width = n // height
     if width > grid:
         width, height = grid, n // grid
-    y, x = _below(rng, 0, grid - height), _below(rng, 0, grid - width)
+    y, x = below(0, grid - height), below(0, grid - width)
     return y, y + height, x, x + width
-
-
-def _below(rng: Draws, low: int, high: int) -> int:
-    """A whole number in low .. high - 1, or low if there is none."""
-    return int(rng.integers(low, high)) if high > low else low
 
 
 def _area(box: Box) -> int:
@@ -173,6 +157,5 @@ def _blend(x: Tensor, lam: float) -> None:
 
 
 def _replace(x: Tensor, box: Box) -> None:
-    y0, y1, x0, x1 = box
-    inside = x[:, :, y0:y1, x0:x1]
+    inside = x[:, :, box[0] : box[1], box[2] : box[3]]
     inside.copy_(_partners(inside))

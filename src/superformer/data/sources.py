@@ -53,13 +53,11 @@ def resolve(spec: str, memory: float = 2.0) -> Source:
     path = Path(spec).expanduser()
     if spec.startswith(PREFIXES) and not path.exists():
         train, test = read_timm(spec, memory)
-        if test is None:
-            return Source(_learnable(train, spec))
-        return Source(_learnable(train, spec), lambda: test, f"the test part of {spec}")
+        known = _learnable(train, spec)
+        return Source(known) if test is None else Source(known, lambda: test, f"the test part of {spec}")
     if path.is_dir():
         folders = {p.name.lower(): p for p in path.iterdir() if p.is_dir()}
-        inner = next((folders[n] for n in TRAIN if n in folders), None)
-        if inner is not None:
+        if (inner := next((folders[n] for n in TRAIN if n in folders), None)) is not None:
             tests = (folders[n] for n in TEST if n in folders and any(p.is_dir() for p in folders[n].iterdir()))
             return _train_and_test(inner, next(tests, None))
     return _train_and_test(path, None)
@@ -69,22 +67,23 @@ def _pair(spec: str) -> Source:
     head, comma, tail = spec.partition(",test=")
     if not head.startswith("train=") or not head.removeprefix("train="):
         raise SuperformerError(f"--data {spec!r} names no training set: write train=PATH,test=PATH")
-    train = Path(head.removeprefix("train=")).expanduser()
     if comma and not tail:
-        raise SuperformerError(
-            f"--data {spec!r} names no test set: write train=PATH,test=PATH, or train=PATH to hold a part of it out"
-        )
-    return _train_and_test(train, Path(tail).expanduser() if comma else None)
+        forms = "train=PATH,test=PATH, or train=PATH to hold a part of it out"
+        raise SuperformerError(f"--data {spec!r} names no test set: write {forms}")
+    test = Path(tail).expanduser() if comma else None
+    return _train_and_test(Path(head.removeprefix("train=")).expanduser(), test)
 
 
 def _train_and_test(train: Path, test: Path | None) -> Source:
-    """A training set, perhaps with a test set. The test set's class names are compared at once; its pictures and labels
-    are not touched yet."""
+    """A training set, perhaps with a test set, of which only the names of the classes are read yet."""
     known = _learnable(_folder_or_npz(train), str(train))
     if test is None:
         return Source(known)
     _check_exists(test)
-    names = _folder(test).classes if test.is_dir() else _npz_classes(test)
+    names = _folder(test).classes if test.is_dir() else None
+    if test.suffix == ".npz" and names is None:
+        with _open_npz(test) as file:
+            names = _named_classes(test, file)
     if names is not None:
         _check_same_classes(known.classes, names, test)
 
@@ -99,16 +98,12 @@ def _train_and_test(train: Path, test: Path | None) -> Source:
 def _learnable(found: LabelledStore, spec: str) -> LabelledStore:
     """A training set that can be learned: two classes or more, a picture of each."""
     if len(found.classes) < 2:
-        raise SuperformerError(
-            f"{spec} has only one class, {found.classes[0]!r}: give pictures of two classes or more, "
-            "one folder per class"
-        )
+        one = f"{spec} has only one class, {found.classes[0]!r}"
+        raise SuperformerError(f"{one}: give pictures of two classes or more, one folder per class")
     empty = [found.classes[c] for c in np.flatnonzero(np.bincount(found.labels, minlength=len(found.classes)) == 0)]
     if empty:
-        raise SuperformerError(
-            f"{spec} has no picture of {_listed(empty)}: number the labels from 0 without gaps, "
-            "or leave these classes out"
-        )
+        advice = "number the labels from 0 without gaps, or leave these classes out"
+        raise SuperformerError(f"{spec} has no picture of {_listed(empty)}: {advice}")
     return found
 
 
@@ -118,10 +113,8 @@ def _check_same_classes(train: Sequence[str], test: Sequence[str], where: Path) 
     missing, extra = [c for c in train if c not in test], [c for c in test if c not in train]
     differences = [f"{_listed(missing)} only in training"] if missing else []
     differences += [f"{_listed(extra)} only in the test set"] if extra else []
-    raise SuperformerError(
-        f"{where} has other classes than the training set: "
-        f"{'; '.join(differences) or 'the same names in another order'}"
-    )
+    told = "; ".join(differences) or "the same names in another order"
+    raise SuperformerError(f"{where} has other classes than the training set: {told}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -144,9 +137,6 @@ def _folder_or_npz(path: Path, classes: tuple[str, ...] | None = None) -> Labell
     return _npz(path, classes)
 
 
-# --- digits and folders ---
-
-
 def _digits() -> LabelledStore:
     """scikit-learn's 1797 handwritten digits, 8 x 8 grey."""
     from sklearn.datasets import load_digits
@@ -157,8 +147,7 @@ def _digits() -> LabelledStore:
 
 
 def _folder(root: Path) -> LabelledStore:
-    """Every picture below a folder; its class is the name of the folder it lies in, however deep, as timm reads
-    them."""
+    """Every picture below a folder; its class is the name of the folder it lies in, however deep, as in timm."""
     paths: list[str] = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [d for d in inner if not d.startswith(".")]
@@ -169,9 +158,8 @@ def _folder(root: Path) -> LabelledStore:
     if not paths:
         loose = sum(f.name.lower().endswith(ENDINGS) for f in root.iterdir())
         has = f"{loose} pictures but no folders of classes" if loose else "no pictures in folders of classes"
-        raise SuperformerError(
-            f"{root} has {has}: put the pictures of each class in a folder of the class's name ({', '.join(ENDINGS)})"
-        )
+        advice = f"put the pictures of each class in a folder of the class's name ({', '.join(ENDINGS)})"
+        raise SuperformerError(f"{root} has {has}: {advice}")
     paths.sort(key=_natural_order)
     names = [os.path.basename(os.path.dirname(p)) for p in paths]
     classes = sorted(set(names), key=_natural_order)
@@ -184,43 +172,27 @@ def _natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
     return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", name.lower())], name
 
 
-# --- .npz files ---
-
-
 def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
-    """``classes`` where the file names none (a test set takes those of its training set)."""
     with _open_npz(path) as file:
         has = set(file.files)
         if not ({"images", "labels"} <= has or {"jpeg", "offsets", "labels"} <= has):
-            raise SuperformerError(
-                f"{path} holds {', '.join(file.files) or 'nothing'}: it needs images (uint8, n x height x width x 3) "
-                "and labels, or jpeg, offsets and labels"
-            )
+            wanted = "images (uint8, n x height x width x 3) and labels, or jpeg, offsets and labels"
+            raise SuperformerError(f"{path} holds {', '.join(file.files) or 'nothing'}: it needs {wanted}")
         names = _named_classes(path, file) or classes
         store = _images(path, _array(path, file, "images")) if "images" in has else _packed(path, file)
         labels = _labels(path, _array(path, file, "labels"), len(store), names)
     return LabelledStore(store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1)))
 
 
-def _npz_classes(path: Path) -> tuple[str, ...] | None:
-    """The names of the classes alone, if the file has them."""
-    if path.suffix != ".npz":
-        return None
-    with _open_npz(path) as file:
-        return _named_classes(path, file)
-
-
 def _open_npz(path: Path) -> Any:
     try:
         file = np.load(path, allow_pickle=False)
     except UNREADABLE as problem:
-        raise SuperformerError(
-            f"{path} is not a .npz of plain arrays ({problem}): write it with numpy.savez"
-        ) from problem
+        told = f"{path} is not a .npz of plain arrays ({problem})"
+        raise SuperformerError(f"{told}: write it with numpy.savez") from problem
     if not hasattr(file, "files"):
-        raise SuperformerError(
-            f"{path} holds one array, not a .npz: write it with numpy.savez(path, images=..., labels=...)"
-        )
+        advice = "write it with numpy.savez(path, images=..., labels=...)"
+        raise SuperformerError(f"{path} holds one array, not a .npz: {advice}")
     return file
 
 
@@ -228,10 +200,8 @@ def _array(path: Path, file: Any, key: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(file[key])
     except UNREADABLE as problem:
-        raise SuperformerError(
-            f"{path}: {key} cannot be read ({problem}); arrays of Python objects are refused, "
-            "store plain numbers or text"
-        ) from problem
+        advice = "arrays of Python objects are refused, store plain numbers or text"
+        raise SuperformerError(f"{path}: {key} cannot be read ({problem}); {advice}") from problem
 
 
 def _named_classes(path: Path, file: Any) -> tuple[str, ...] | None:
@@ -249,10 +219,8 @@ def _images(path: Path, images: npt.NDArray[Any]) -> Store:
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]  # (n, height, width)
     if not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)) or 0 in images.shape[1:3]:
-        raise SuperformerError(
-            f"{path}: images have shape {images.shape}, it must be (n, height, width, 3), "
-            "or (n, height, width) for grey"
-        )
+        allowed = "(n, height, width, 3), or (n, height, width) for grey"
+        raise SuperformerError(f"{path}: images have shape {images.shape}, it must be {allowed}")
     if not len(images):
         raise SuperformerError(f"{path} holds no pictures")
     return Arrays(np.ascontiguousarray(images))
@@ -264,16 +232,14 @@ def _packed(path: Path, file: Any) -> Store:
         raise SuperformerError(f"{path}: jpeg is {data.dtype} of shape {data.shape}, it must be uint8 of one dimension")
     sound = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "iu"
     if not sound or offsets[0] < 0 or (np.diff(offsets.astype(np.int64)) < 0).any() or offsets[-1] > len(data):
-        raise SuperformerError(
-            f"{path}: offsets must be n + 1 whole numbers that rise from 0 to the length of jpeg ({len(data)})"
-        )
+        allowed = f"n + 1 whole numbers that rise from 0 to the length of jpeg ({len(data)})"
+        raise SuperformerError(f"{path}: offsets must be {allowed}")
     if len(offsets) == 1:
         raise SuperformerError(f"{path} holds no pictures")
     return Packed(data, offsets.astype(np.int64))
 
 
 def _labels(path: Path, labels: npt.NDArray[Any], n: int, names: tuple[str, ...] | None) -> Ints:
-    wrong = None
     if labels.dtype.kind not in "iu":
         wrong = f"are {labels.dtype}, they must be whole numbers from 0; put names in class_names"
     elif labels.shape != (n,):
@@ -284,6 +250,6 @@ def _labels(path: Path, labels: npt.NDArray[Any], n: int, names: tuple[str, ...]
         wrong = f"go up to {labels.max()}, but there are {len(names)} classes (0 to {len(names) - 1})"
     elif names is None and labels.max() >= 10 * n + 1000:
         wrong = f"go up to {labels.max()} for {n} pictures; number the classes from 0 without gaps"
-    if wrong is not None:
-        raise SuperformerError(f"{path}: labels {wrong}")
-    return labels.astype(np.int64)
+    else:
+        return labels.astype(np.int64)
+    raise SuperformerError(f"{path}: labels {wrong}")

@@ -3,15 +3,14 @@
 A store reads a picture by its number, as uint8 of shape (height, width, 3).
 
 timm reads `torch/NAME`, `hfds/NAME`, `hfids/NAME`, `tfds/NAME`, `wds/NAME`. A folder may follow after a colon
-(`torch/cifar10:FOLDER`): where the data lies or is downloaded to. Hugging Face and TensorFlow sets have their own
-caches; torchvision's are put in the user's cache otherwise."""
+(`torch/cifar10:FOLDER`): where the data lies or is downloaded to; torchvision's sets go to the user's cache else."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -30,23 +29,18 @@ PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 
 
 class Store(Protocol):
-    """Pictures that can be read one by one; ``decoded`` ones cost nothing to read again."""
+    """Pictures that can be read one by one; ``decoded`` ones cost nothing to read again.
+
+    ``read`` fails by any exception. ``size`` is height and width, from the header where there is one. ``name`` is what
+    messages call a picture. ``digest`` changes when the pictures do."""
 
     decoded: bool
 
     def __len__(self) -> int: ...
-
-    def read(self, i: int) -> Pixels:
-        """Picture ``i``; any exception means that it does not decode."""
-
-    def size(self, i: int) -> tuple[int, int]:
-        """Height and width of picture ``i``, from its header where there is one."""
-
-    def name(self, i: int) -> str:
-        """What to call picture ``i`` in a message."""
-
-    def digest(self) -> str:
-        """Changes when the pictures do."""
+    def read(self, i: int) -> Pixels: ...
+    def size(self, i: int) -> tuple[int, int]: ...
+    def name(self, i: int) -> str: ...
+    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,14 @@ class LabelledStore:
     store: Store
     labels: Ints
     classes: tuple[str, ...]
+
+
+def digest(parts: Iterable[bytes | memoryview]) -> str:
+    """A hash of all parts, one after another."""
+    h = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        h.update(part)
+    return h.hexdigest()
 
 
 @dataclass
@@ -74,18 +76,14 @@ class Arrays:
         return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)  # grey: (h, w) -> (h, w, 3)
 
     def size(self, i: int) -> tuple[int, int]:
-        height, width = self.images[i].shape[:2]
-        return height, width
+        return self.images[i].shape[0], self.images[i].shape[1]
 
     def name(self, i: int) -> str:
         return f"picture {i}"
 
     def digest(self) -> str:
-        h = hashlib.blake2b(digest_size=16)
-        for picture in [self.images] if isinstance(self.images, np.ndarray) else self.images:
-            h.update(str(picture.shape).encode())
-            h.update(np.ascontiguousarray(picture).data)
-        return h.hexdigest()
+        arrays = [self.images] if isinstance(self.images, np.ndarray) else self.images
+        return digest(part for a in arrays for part in (str(a.shape).encode(), np.ascontiguousarray(a).data))
 
 
 class _Encoded:
@@ -122,9 +120,7 @@ class Packed(_Encoded):
         return f"picture {i}"
 
     def digest(self) -> str:
-        h = hashlib.blake2b(np.ascontiguousarray(self.data).data, digest_size=16)
-        h.update(self.offsets.tobytes())
-        return h.hexdigest()
+        return digest([np.ascontiguousarray(self.data).data, self.offsets.tobytes()])
 
 
 @dataclass
@@ -144,10 +140,7 @@ class Files(_Encoded):
         return str(self.root / self.paths[i])
 
     def digest(self) -> str:
-        h = hashlib.blake2b(digest_size=16)
-        for path in self.paths:
-            h.update(f"{path}\0{(self.root / path).stat().st_size}\0".encode())
-        return h.hexdigest()
+        return digest(f"{path}\0{(self.root / path).stat().st_size}\0".encode() for path in self.paths)
 
 
 @dataclass
@@ -173,7 +166,7 @@ class Reader:
         return f"picture {i} of {self.title}"
 
     def digest(self) -> str:
-        return hashlib.blake2b(f"{self.title} {len(self)}".encode(), digest_size=16).hexdigest()
+        return digest([f"{self.title} {len(self)}".encode()])
 
 
 def decode(file: Any) -> Pixels:
@@ -192,13 +185,8 @@ def rgb(picture: Image.Image) -> Pixels:
     return np.asarray(picture.convert("RGB"))
 
 
-# --- timm's readers ---
-
-
 def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:
-    """The training and the test part, the second None if the set has none.
-
-    timm gives no way to see whether there is a test part but to open it; its pictures are not decoded here."""
+    """The training and the test part, None if the set has none: timm can only tell by opening it; decodes nothing."""
     name, _, root = spec.partition(":")
     torchvision = name.startswith("torch/")
     if name in ("torch/image_folder", "torch/folder"):  # timm would read training pictures as test pictures
@@ -216,10 +204,8 @@ def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | 
 
 
 def _unread(what: str, problem: Exception) -> SuperformerError:
-    return SuperformerError(
-        f"timm could not read {what} ({type(problem).__name__}: {problem}): check the name, the network and that the "
-        "reader's package is installed; a folder may follow after a colon"
-    )
+    advice = "check the name, the network and that the reader's package is installed; a folder may follow after a colon"
+    return SuperformerError(f"timm could not read {what} ({type(problem).__name__}: {problem}): {advice}")
 
 
 def _first_split(
@@ -245,16 +231,15 @@ def _first_split(
 
 def _read(name: str, dataset: Any, memory: float, classes: tuple[str, ...]) -> LabelledStore:
     kind = type(dataset)
-    store: Store
     if hasattr(kind, "__getitem__") and hasattr(dataset, "__len__") and not hasattr(kind, "__iter__"):
-        store, labels = Reader(name, dataset), _labels(dataset)
+        store: Store = Reader(name, dataset)
+        labels = _labels(dataset)
     else:
-        store, labels = _read_stream(name, dataset, memory)
+        store, labels = _stream(name, dataset, memory)
     classes = classes or _class_names(dataset) or tuple(str(c) for c in range(int(labels.max()) + 1))
     if labels.min() < 0 or labels.max() >= len(classes):
-        raise SuperformerError(
-            f"{name}: labels go from {labels.min()} to {labels.max()}, but there are {len(classes)} classes"
-        )
+        given = f"labels go from {labels.min()} to {labels.max()}"
+        raise SuperformerError(f"{name}: {given}, but there are {len(classes)} classes")
     return LabelledStore(store, labels, classes)
 
 
@@ -278,7 +263,7 @@ def _class_names(dataset: Any) -> tuple[str, ...]:
     return tuple(", ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
 
 
-def _read_stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
+def _stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
     """A data set that can only be read from its beginning is kept whole."""
     pictures, labels, size = [], [], 0
     for picture, label in dataset:
@@ -286,10 +271,8 @@ def _read_stream(name: str, dataset: Any, memory: float) -> tuple[Store, Ints]:
         labels.append(int(label))
         size += pictures[-1].nbytes
         if size > memory * 1e9:
-            raise SuperformerError(
-                f"{name} can only be read from its beginning and does not fit {memory:g} GB: raise data.memory, "
-                "or give it as a folder"
-            )
+            told = f"{name} can only be read from its beginning and does not fit {memory:g} GB"
+            raise SuperformerError(f"{told}: raise data.memory, or give it as a folder")
     if not pictures:
         raise SuperformerError(f"{name} holds no pictures")
     return Arrays(pictures), np.array(labels, dtype=np.int64)

@@ -12,7 +12,7 @@ import re
 from superformer.draw import sketch, svg
 from superformer.draw.sketch import SQUARES, WIDTHS, equal_runs, label, length, value_names, value_text
 from superformer.draw.svg import Drawing, cut, text_width, wrapped
-from superformer.settings import amount
+from superformer.errors import amount
 from superformer.space.arch import Arch, Values
 from superformer.spaces import arch as published
 

@@ -56,16 +56,13 @@ class Proof:
 
 
 def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
-    """Write a stored network into a folder, ``to`` one of ``"onnx"``, ``"timm"`` and ``"hf"``, and prove that it works
-    there.
+    """Write a stored network into a folder (``to``: ``"onnx"``, ``"timm"`` or ``"hf"``) and prove that it works there.
 
     An earlier export of the same format in that folder is replaced; beside any other network it is an error. ``seed``:
     of the random pictures that the proof compares."""
     module, out = format_module(to), Path(out)
-    if stored.net.space.size > 1:
-        raise SuperformerError(
-            f"this is a supernet of {stored.net.space.size:.3g} architectures: export net.extract(arch)"
-        )
+    if (size := stored.net.space.size) > 1:
+        raise SuperformerError(f"this is a supernet of {size:.3g} architectures: export net.extract(arch)")
     _check_folder(out, to)
 
     form = importlib.import_module(module)
@@ -98,9 +95,8 @@ def _check_folder(out: Path, to: str) -> None:
     except (OSError, ValueError, AttributeError):
         same = False
     if not same:
-        raise SuperformerError(
-            f"{out} holds another network ({CONFIG}), which an export would overwrite: choose another folder"
-        )
+        other = f"another network ({CONFIG}), which an export would overwrite"
+        raise SuperformerError(f"{out} holds {other}: choose another folder")
 
 
 def _proof(ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
@@ -129,13 +125,9 @@ def _placed(partial: Path, out: Path) -> tuple[Path, ...]:
     return tuple(out / name for name in names)
 
 
-# --- what the formats share ---
-
-
 @dataclass(frozen=True)
 class Preparation:
-    """How pictures become inputs: the shorter side resized to ``resize``, the centre cut to ``size``, then mean and
-    std."""
+    """How pictures become inputs: the shorter side made ``resize``, the centre cut to ``size``, then mean and std."""
 
     channels: int
     size: int
@@ -148,7 +140,7 @@ class Preparation:
 
 
 def preparation(stored: StoredNetwork) -> Preparation:
-    """What a stored network says of it; the defaults are those of `superformer.data.augment.Frame`."""
+    """What a stored network says of it; the defaults are those of `superformer.data.augment.EvalTransform`."""
     crop, interpolation = stored.config.get("crop", 0.875), str(stored.config.get("interpolation", "bicubic"))
     interpolation = "bilinear" if interpolation == "random" else interpolation
     return Preparation(stored.net.in_chans, stored.net.space.smallest().resolution, float(crop), interpolation)
@@ -176,6 +168,5 @@ def require(extra: str, *packages: str) -> None:
     """An error that says what to install, if one of these packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise SuperformerError(
-            f"this export needs {', '.join(missing)}, not installed here: pip install 'superformer[{extra}]'"
-        )
+        needs = f"this export needs {', '.join(missing)}, not installed here"
+        raise SuperformerError(f"{needs}: pip install 'superformer[{extra}]'")

@@ -11,8 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 class SuperformerConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     """An architecture, the size of its pictures, and which of its features a backbone gives.
 
-    ``arch`` is the architecture as JSON; ``stage_names`` are the levels of its features, first to last.
-    """
+    ``arch`` is the architecture as JSON; ``stage_names`` are the levels of its features, first to last."""
 
     model_type = "superformer"
 

@@ -1,5 +1,4 @@
-"""Networks as models of Hugging Face's transformers (``modeling_superformer.py`` of an export): classifier, features,
-backbone."""
+"""Networks as models of Hugging Face's transformers (``modeling_superformer.py`` of an export)."""
 
 from __future__ import annotations
 
@@ -9,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.backbone_utils import BackboneMixin
-from transformers.modeling_outputs import (
-    BackboneOutput,
-    BaseModelOutputWithPooling,
-    ImageClassifierOutputWithNoAttention,
-)
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
+from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention as ClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from superformer.families.network import Network, reset
@@ -50,9 +46,8 @@ class SuperformerModel(SuperformerPreTrainedModel):
 
     def forward(self, pixel_values: Tensor, return_dict: bool | None = None, **kwargs: Any) -> Any:
         tokens = self.net.forward_features(pixel_values)
-        out = BaseModelOutputWithPooling(
-            last_hidden_state=tokens, pooler_output=self.net.forward_head(tokens, pre_logits=True)
-        )
+        pooled = self.net.forward_head(tokens, pre_logits=True)
+        out = BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
         return out if return_dict is not False else out.to_tuple()
 
 
@@ -67,7 +62,7 @@ class SuperformerForImageClassification(SuperformerPreTrainedModel):
     ) -> Any:
         logits = self.net(pixel_values)
         loss = self.loss_function(labels, logits, self.config) if labels is not None else None
-        out = ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
+        out = ClassifierOutput(loss=loss, logits=logits)
         return out if return_dict is not False else out.to_tuple()
 
 
@@ -81,18 +76,12 @@ class SuperformerBackbone(BackboneMixin, SuperformerPreTrainedModel):  # type: i
         self.num_features = [level["num_chs"] for level in self.net.feature_info]
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        self, pixel_values: Tensor, output_hidden_states: bool | None = None, output_attentions: bool | None = None,
+        return_dict: bool | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         levels = range(len(self.stage_names)) if output_hidden_states else self.out_indices
         maps = self.net.forward_intermediates(pixel_values, list(levels), intermediates_only=True, stop_early=True)
         by_level = dict(zip(levels, maps, strict=True))
-        out = BackboneOutput(
-            feature_maps=tuple(by_level[i % len(self.stage_names)] for i in self.out_indices),
-            hidden_states=tuple(maps) if output_hidden_states else None,
-        )
+        asked = tuple(by_level[i % len(self.stage_names)] for i in self.out_indices)
+        out = BackboneOutput(feature_maps=asked, hidden_states=tuple(maps) if output_hidden_states else None)
         return out if return_dict is not False else out.to_tuple()

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -92,43 +93,27 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     net, arch, pictures = stored.net, stored.net.space.smallest(), preparation(stored)
     card = {"key": arch.key, "size": pictures.size, "classes": net.num_classes, "version": __version__}
     files.write(folder / "README.md", CARD.format(family=arch.family, **card))
-    processor = {  # of BiT: transformers' own class of resize, centre crop and normalise
-        "image_processor_type": "BitImageProcessor",
-        "do_convert_rgb": pictures.channels == 3,
-        "do_resize": True,
-        "size": {"shortest_edge": pictures.resize},
-        "resample": RESAMPLE[pictures.interpolation],
-        "do_center_crop": True,
-        "crop_size": {"height": pictures.size, "width": pictures.size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(stored.mean),
-        "image_std": list(stored.std),
-    }
+    # of BiT: transformers' own class of resize, centre crop and normalise
+    processor: dict[str, Any] = {"image_processor_type": "BitImageProcessor", "do_convert_rgb": pictures.channels == 3}
+    shorter, resample = {"shortest_edge": pictures.resize}, RESAMPLE[pictures.interpolation]
+    processor |= {"do_resize": True, "size": shorter, "resample": resample}
+    processor |= {"do_center_crop": True, "crop_size": {"height": pictures.size, "width": pictures.size}}
+    processor |= {"do_rescale": True, "rescale_factor": 1 / 255}
+    processor |= {"do_normalize": True, "image_mean": list(stored.mean), "image_std": list(stored.std)}
     files.write(folder / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")
     classes = stored.classes or tuple(f"class {i}" for i in range(net.num_classes))
     levels = [f"stage{k}" for k, _ in enumerate(net.feature_info, 1)]
-    config = {
-        "model_type": "superformer",
-        "architectures": ["SuperformerForImageClassification"],
-        "auto_map": AUTO_MAP,
-        "superformer_version": __version__,
-        "arch": json.loads(arch.to_json()),
-        "image_size": pictures.size,
-        "num_channels": pictures.channels,
-        "stage_names": levels,
-        "out_features": levels[-1:],
-        "id2label": {str(i): name for i, name in enumerate(classes)},
-        "label2id": {name: i for i, name in enumerate(classes)},
-        "dtype": "float32",
-    }
+    config: dict[str, Any] = {"model_type": "superformer", "architectures": ["SuperformerForImageClassification"]}
+    config |= {"auto_map": AUTO_MAP, "superformer_version": __version__, "arch": json.loads(arch.to_json())}
+    config |= {"image_size": pictures.size, "num_channels": pictures.channels}
+    config |= {"stage_names": levels, "out_features": levels[-1:]}
+    config |= {"id2label": {str(i): name for i, name in enumerate(classes)}}
+    config |= {"label2id": {name: i for i, name in enumerate(classes)}, "dtype": "float32"}
     files.write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:
-    """What transformers computes, in a process of its own that has no superformer, no network and a cache that is
-    thrown away."""
+    """What transformers computes, in a process without superformer and internet and with a cache of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = (Path(scratch) / name for name in ("asked.safetensors", "answered.safetensors"))
         save_file({str(k): x for k, x in enumerate(batches)}, asked)
@@ -141,14 +126,10 @@ def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:
     return [found[str(k)].numpy() for k in range(len(batches))]
 
 
-# --- the source of a network ---
-
-
 def code(stored: StoredNetwork) -> dict[str, str]:
     """The source files of the network's family and of the classes that transformers asks for.
 
-    transformers takes folders of one name for the same if their configuration's source is: it ends with a digest of all
-    files."""
+    transformers takes folders of one name for the same if their configuration's source is: it ends with a digest."""
     name, cls = stored.net.space.family, family(stored.net.space.family)
     here, home, schema = __name__.rpartition(".")[0], _flat(cls.__module__), _flat(family.__module__)
     out = sources({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING, cls.__module__: home}, __version__)
@@ -159,21 +140,19 @@ def code(stored: StoredNetwork) -> dict[str, str]:
 
 
 def sources(roots: Mapping[str, str], version: str) -> dict[str, str]:
-    """File names and texts of modules and of everything they import. ``roots`` gives the modules to begin with their
-    files' names."""
+    """File names and texts of modules and of all they import. ``roots``: the modules to begin with, and their files."""
     texts: dict[str, str] = {}
     todo = list(roots)
     while todo:
         module = todo.pop()
         if module not in texts:
             texts[module] = _text(module)
-            todo += [m for i in _imports(texts[module], module) if i.ours and i.needed for m in i.modules]
+            todo += [
+                m for i in _imports(texts[module], module) if i.ours and not (i.typing or i.late) for m in i.modules
+            ]
     names = {module: roots.get(module, _flat(module)) for module in texts}
-    head = "# Part of {}, of {} {} (Apache-2.0), written by its export. Do not edit.\n"
-    return {
-        f"{names[module]}.py": head.format(module, PACKAGE, version) + _flattened(text, module, names)
-        for module, text in sorted(texts.items())
-    }
+    head = f"# Part of {{}}, of {PACKAGE} {version} (Apache-2.0), written by its export. Do not edit.\n"
+    return {f"{names[m]}.py": head.format(m) + _flattened(text, m, names) for m, text in sorted(texts.items())}
 
 
 def _flat(module: str) -> str:
@@ -183,9 +162,8 @@ def _flat(module: str) -> str:
 def _text(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise SuperformerError(
-            f"the source of {module} cannot be found, and the export needs it: put the family into a file of its own"
-        )
+        told = f"the source of {module} cannot be found, and the export needs it"
+        raise SuperformerError(f"{told}: put the family into a file of its own")
     return Path(spec.origin).read_text()
 
 
@@ -206,10 +184,6 @@ class _Import:
         return self.module.split(".")[0] == PACKAGE
 
     @property
-    def needed(self) -> bool:
-        return not self.typing and not self.late
-
-    @property
     def modules(self) -> list[str]:
         return [self.module] * bool(self.names) + list(self.modules_as)
 
@@ -222,9 +196,8 @@ def _imports(text: str, module: str) -> Iterator[_Import]:
                 yield _Import(node, alias.name, () if named else (alias.name,), named, typing, late)
         elif isinstance(node, ast.ImportFrom):
             if node.level or node.module is None:
-                raise SuperformerError(
-                    f"{module}, line {node.lineno}: relative imports cannot be exported; write the module's whole name"
-                )
+                told = f"{module}, line {node.lineno}: relative imports cannot be exported"
+                raise SuperformerError(f"{told}; write the module's whole name")
             names, modules = [], {}
             for alias in node.names:
                 if _is_module(node.module, alias.name):
@@ -260,10 +233,8 @@ def _flattened(text: str, module: str, names: Mapping[str, str]) -> str:
         elif set(found.modules) <= set(names) and not (isinstance(found.node, ast.Import) and found.names):
             new = [f"from .{names[found.module]} import {', '.join(found.names)}"] if found.names else []
             for other, name in found.modules_as.items():
-                new += [
-                    f"from .{names[other]} import __name__ as {name}",
-                    f'{name} = __import__("sys").modules[{name}]',
-                ]
+                new.append(f"from .{names[other]} import __name__ as {name}")
+                new.append(f'{name} = __import__("sys").modules[{name}]')
         elif found.late:
             new = [f'raise ImportError("{found.module} is not part of this export: pip install {top}")']
         else:

@@ -22,18 +22,16 @@ def write(stored: StoredNetwork, folder: Path) -> None:
         program = as_onnx(stored.net, random_batches(stored, 0)[1], any_batch=True)
     program.model.producer_name, program.model.producer_version = "superformer", __version__
     pictures = preparation(stored)
-    program.model.metadata_props.update(
-        {
-            "superformer": __version__,
-            "arch": stored.net.space.smallest().to_json(),
-            "classes": json.dumps(list(stored.classes)),
-            "input_size": json.dumps([pictures.channels, pictures.size, pictures.size]),
-            "mean": json.dumps(list(stored.mean)),
-            "std": json.dumps(list(stored.std)),
-            "resize": json.dumps(pictures.resize),
-            "interpolation": pictures.interpolation,
-        }
-    )
+    told = program.model.metadata_props
+    told |= {"superformer": __version__, "arch": stored.net.space.smallest().to_json()}
+    numbers = {
+        "classes": list(stored.classes),
+        "input_size": [pictures.channels, pictures.size, pictures.size],
+        "mean": list(stored.mean),
+        "std": list(stored.std),
+        "resize": pictures.resize,
+    }
+    told |= {name: json.dumps(value) for name, value in numbers.items()} | {"interpolation": pictures.interpolation}
     files.write_by(folder / FILE, lambda partial: program.save(partial))
 
 

@@ -1,5 +1,5 @@
 """timm: the published architectures are models of timm as soon as this module is imported, and exported folders are
-loaded by its model ``superformer``, a network of any architecture."""
+loaded by its model ``superformer``, a network of any architecture: ``timm.create_model("local-dir:FOLDER")``."""
 
 from __future__ import annotations
 
@@ -29,21 +29,14 @@ from superformer.space.schema import family
 ENTRY = "superformer"
 
 
-# --- models of timm ---
-
-
 def superformer(
-    pretrained: bool = False,
-    pretrained_cfg: Mapping[str, Any] | None = None,
-    pretrained_cfg_overlay: Mapping[str, Any] | None = None,
-    arch: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> Any:
+    pretrained: bool = False, pretrained_cfg: Mapping[str, Any] | None = None,
+    pretrained_cfg_overlay: Mapping[str, Any] | None = None, arch: Mapping[str, Any] | None = None, **kwargs: Any,
+) -> Any:  # fmt: skip
     """The network of an architecture, given as JSON has it, which the configuration of an exported folder tells."""
     if arch is None:
-        raise SuperformerError(
-            "superformer is a model of timm that is loaded from a folder: timm.create_model('local-dir:FOLDER')"
-        )
+        way = "timm.create_model('local-dir:FOLDER')"
+        raise SuperformerError(f"superformer is a model of timm that is loaded from a folder: {way}")
     own = Arch.from_json(json.dumps(arch))
     return create(ENTRY, own, pretrained, pretrained_cfg, pretrained_cfg_overlay=pretrained_cfg_overlay, **kwargs)
 
@@ -57,9 +50,8 @@ def register_model(name: str, arch: Arch) -> None:
         pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **kwargs: Any
     ) -> Any:
         if pretrained:
-            raise SuperformerError(
-                f"no trained weights of {name} are published for this library; build it with pretrained=False"
-            )
+            told = f"no trained weights of {name} are published for this library"
+            raise SuperformerError(f"{told}; build it with pretrained=False")
         return create(name, arch, **kwargs)
 
     entry.__name__ = entry.__qualname__ = name
@@ -77,19 +69,11 @@ def create(
     def build(num_classes: int = 1000, drop_path_rate: float = 0.0, **settings: Any) -> Network:
         return spaces.model(arch, num_classes, drop_path=drop_path_rate or 0.0, **settings)
 
-    default: dict[str, Any] = {
-        "num_classes": 1000,
-        "input_size": (3, arch.resolution, arch.resolution),
-        "interpolation": "bicubic",
-        "crop_pct": 0.9,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "classifier": "head",
-    }
+    default: dict[str, Any] = {"num_classes": 1000, "input_size": (3, arch.resolution, arch.resolution)}
+    default |= {"interpolation": "bicubic", "crop_pct": 0.9, "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+    config = dict(pretrained_cfg or default | {"classifier": "head"})
     features = {"out_indices": _levels(arch), "feature_cls": "getter"} if kwargs.get("features_only") else None
-    return build_model_with_cfg(
-        build, name, pretrained, pretrained_cfg=dict(pretrained_cfg or default), feature_cfg=features, **kwargs
-    )
+    return build_model_with_cfg(build, name, pretrained, pretrained_cfg=config, feature_cfg=features, **kwargs)
 
 
 def _levels(arch: Arch) -> tuple[int, ...]:
@@ -100,32 +84,23 @@ def _levels(arch: Arch) -> tuple[int, ...]:
     return tuple(range(levels) if net.feature_level == "stage" else range(max(levels - 3, 0), levels))
 
 
-# --- a folder for timm: ``timm.create_model("local-dir:FOLDER", pretrained=True)``, once superformer is imported ---
-
-
 def write(stored: StoredNetwork, folder: Path) -> None:
     """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
     config = json.loads((folder / CONFIG).read_text())
     config |= {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
     pictures = preparation(stored)
-    config |= {
-        "architecture": ENTRY,
-        "num_classes": stored.net.num_classes,
-        "num_features": stored.net.num_features,
-        "model_args": {"arch": json.loads(stored.net.space.smallest().to_json())},
-        "pretrained_cfg": {
-            "input_size": [pictures.channels, pictures.size, pictures.size],
-            "interpolation": pictures.interpolation,
-            "crop_pct": pictures.crop,
-            "crop_mode": "center",
-            "mean": list(stored.mean),
-            "std": list(stored.std),
-            "num_classes": stored.net.num_classes,
-            "label_names": list(stored.classes) or None,
-            "classifier": "head",
-        },
+    net, size = stored.net, [pictures.channels, pictures.size, pictures.size]
+    pretrained: dict[str, Any] = {
+        "input_size": size,
+        "interpolation": pictures.interpolation,
+        "crop_pct": pictures.crop,
     }
+    pretrained |= {"crop_mode": "center", "mean": list(stored.mean), "std": list(stored.std)}
+    names = list(stored.classes) or None
+    pretrained |= {"num_classes": net.num_classes, "label_names": names, "classifier": "head"}
+    config |= {"architecture": ENTRY, "num_classes": net.num_classes, "num_features": net.num_features}
+    config |= {"model_args": {"arch": json.loads(net.space.smallest().to_json())}, "pretrained_cfg": pretrained}
     files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
 
 

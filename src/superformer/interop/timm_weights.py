@@ -1,7 +1,8 @@
 """timm's networks as ours: the same architecture, the same weights, the same logits.
 
-For each of timm's classes one function says which architecture a network is, and one what its tensors are called here.
-"""
+For each of timm's classes one function says which architecture a network is, and one what its tensors are called here:
+VisionTransformer (ViT, DeiT), SwinTransformer, Twins (SVT, and PCPVT, whose blocks are all global) and ResNet (plain
+bottleneck ones: resnet50, resnet101, wide_resnet50_2, ...)."""
 
 from __future__ import annotations
 
@@ -46,9 +47,6 @@ def from_timm(model: nn.Module | str, **settings: Any) -> Network:
     return net.train(source.training)
 
 
-# --- VisionTransformer: ViT, DeiT ---
-
-
 def _widths(block: Any) -> dict[str, int]:
     """The choices that transformer blocks of all families have."""
     return {"heads": block.attn.num_heads, "attn": block.attn.proj.in_features, "mlp": block.mlp.fc1.out_features}
@@ -62,25 +60,23 @@ def vit_arch(model: Any) -> Arch:
         given = f"{rows} x {cols} and {patch} x {other}"
         raise SuperformerError(f"only square pictures and patches are known here, not {given}")
     first = model.blocks[0]
+    plain_mlp = type(first.mlp).__name__ == "Mlp" and isinstance(first.mlp.act, nn.GELU)
     unknown = {
         "register or distillation tokens": model.num_prefix_tokens != 1 or model.cls_token is None,
         "no position table": model.pos_embed is None or model.no_embed_class,
         "a norm before the blocks": not isinstance(model.norm_pre, nn.Identity),
         "pooling other than by class token": model.global_pool != "token" or not isinstance(model.fc_norm, nn.Identity),
         "norms of queries and keys": not isinstance(first.attn.q_norm, nn.Identity),
-        "gated or otherwise different MLPs": type(first.mlp).__name__ != "Mlp"
-        or not isinstance(first.mlp.act, nn.GELU),
+        "gated or otherwise different MLPs": not plain_mlp,
         "no biases of q, k and v": first.attn.qkv.bias is None,
     }
     if found := [name for name, there in unknown.items() if there]:
         raise SuperformerError(f"this vision transformer has {', '.join(found)}; that is not known here")
     blocks = tuple(Values(_widths(block)) for block in model.blocks)
-    options: dict[str, Any] = {"eps": first.norm1.eps, "final_eps": model.norm.eps}
+    options = {k: v for k, v in (("eps", first.norm1.eps), ("final_eps", model.norm.eps)) if v != 1e-6}
     if hasattr(first.ls1, "gamma"):
         options["layer_scale"] = float(getattr(first.ls1, "init_values", 1e-5))
-    defaults = {"eps": 1e-6, "final_eps": 1e-6}
-    kept = Values({k: v for k, v in options.items() if defaults.get(k) != v})
-    return Arch("vit", int(rows), Values(patch_size=patch, width=width), (StageArch(blocks),), kept)
+    return Arch("vit", int(rows), Values(patch_size=patch, width=width), (StageArch(blocks),), Values(options))
 
 
 def vit_state(model: Any) -> dict[str, Tensor]:
@@ -92,9 +88,6 @@ def vit_state(model: Any) -> dict[str, Tensor]:
         (r"^(pos_embed|cls_token)$", rf"{stem}\1.weight"),
     ]
     return {k: v[0] if k.startswith(stem) and v.ndim == 3 else v for k, v in rename(model.state_dict(), rules).items()}
-
-
-# --- SwinTransformer ---
 
 
 def swin_arch(model: Any) -> Arch:
@@ -119,13 +112,9 @@ def swin_arch(model: Any) -> Arch:
 
 
 def swin_state(model: Any) -> dict[str, Tensor]:
-    """timm has a stage's patch merging before its blocks, as we do; Swin's authors have it after those of the previous
-    stage."""
+    """timm has a stage's patch merging before its blocks, as we do; Swin's authors have it one stage earlier."""
     rules = [(r"^layers\.(\d+)\.downsample\.", r"stages.\1.enter."), (r"^head\.fc\.", "head.")]
     return swin_names(rename(model.state_dict(), rules))
-
-
-# --- Twins: both ``twins_svt_*`` and ``twins_pcpvt_*``, whose blocks are all global ---
 
 
 def _twins_type(block: Any) -> str:
@@ -160,15 +149,10 @@ def twins_state(model: Any) -> dict[str, Tensor]:
     def block(m: re.Match[str]) -> str:
         return f"stages.{m[1]}.blocks.{m[2]}.op.{_twins_type(model.blocks[int(m[1])][int(m[2])])}."
 
-    rules: Rules = (
-        (r"^patch_embeds\.(\d+)\.", r"stages.\1.enter."),
-        (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.enter.peg."),
-        (r"^blocks\.(\d+)\.(\d+)\.", block),
-    )
-    return rename(model.state_dict(), rules)
-
-
-# --- ResNet: the plain bottleneck ones (resnet50, resnet101, wide_resnet50_2, ...) ---
+    enter: Rules = [
+        (r"^patch_embeds\.(\d+)\.", r"stages.\1.enter."), (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.enter.peg."),
+    ]  # fmt: skip
+    return rename(model.state_dict(), [*enter, (r"^blocks\.(\d+)\.(\d+)\.", block)])
 
 
 PLAIN = {
@@ -178,16 +162,12 @@ PLAIN = {
 """The layers of a plain ResNet and of its pooling."""
 ONLY = "only plain bottleneck ResNets are of the family resnet"
 RESNET_RULES: Rules = (
-    (r"^conv1\.", "stem.conv."),
-    (r"^bn1\.", "stem.norm."),
-    (r"^fc\.", "head."),
-    (r"\.conv(\d)\.", r".conv\1.conv."),
-    (r"\.bn(\d)\.", r".conv\1.norm."),
-    (r"\.downsample\.0\.", ".shortcut.conv."),
-    (r"\.downsample\.1\.", ".shortcut.norm."),
+    (r"^conv1\.", "stem.conv."), (r"^bn1\.", "stem.norm."), (r"^fc\.", "head."),
+    (r"\.conv(\d)\.", r".conv\1.conv."), (r"\.bn(\d)\.", r".conv\1.norm."),
+    (r"\.downsample\.0\.", ".shortcut.conv."), (r"\.downsample\.1\.", ".shortcut.norm."),
     (r"^layer(\d)\.0\.", lambda m: f"stages.{int(m[1]) - 1}.enter."),
     (r"^layer(\d)\.(\d+)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.{int(m[2]) - 1}."),
-)
+)  # fmt: skip
 
 
 def resnet_arch(model: Any) -> Arch:

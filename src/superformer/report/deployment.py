@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from superformer.errors import amount
 from superformer.report import markup
 from superformer.report.inputs import NOTHING, Inputs, Row, cost_text, counted, number, percent, seconds
 from superformer.report.markup import Chart, Section, axis, bars, chart_section, paragraph, place, plot, series, several
-from superformer.settings import amount
 
 WAYS = {"inherited": ("inherited", 4), "finetuned": ("fine-tuned", 0), "scratch": ("from scratch", 1)}
 """Of getting weights: their names and colours."""

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.cost.latency_table import LatencyTable
-from superformer.errors import StoppedError, SuperformerError
+from superformer.errors import StoppedError, SuperformerError, amount
 from superformer.progress import Tell
 from superformer.recipes import Recipe
 from superformer.report.markup import cleaned
 from superformer.runs.folder import Run
 from superformer.search.history import History, Record
 from superformer.search.problem import exact_costs, predicted_costs
-from superformer.settings import amount
 from superformer.space import Space
 from superformer.space.arch import Arch
 

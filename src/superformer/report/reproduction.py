@@ -9,13 +9,12 @@ import time
 
 import superformer
 from superformer.cost import cost
-from superformer.errors import SuperformerError
+from superformer.errors import SuperformerError, amount
 from superformer.machine import machine
 from superformer.recipes import names, resolve
 from superformer.recipes.search import Options, method_settings
 from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
-from superformer.settings import amount
 from superformer.space.costs import Exact
 from superformer.spaces.table import space_table
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from superformer.errors import InfeasibleError, SuperformerError, nearest
-from superformer.settings import amount
+from superformer.errors import InfeasibleError, SuperformerError, amount, nearest
 from superformer.space.costs import Exact, cost
 from superformer.space.genes import Genes, clear, mutate
 from superformer.space.stage import Floats, depth_weights, place

@@ -60,30 +60,19 @@ def arch(name: str) -> Arch:
 
 
 def supernet(
-    space: Space | str,
-    num_classes: int = 1000,
-    sharing: Sharing | str = "ordinal",
-    seed: int = 0,
-    drop_path: float = 0.0,
-    **settings: Any,
-) -> Network:
-    """The supernet of a space: ``net(x, arch)``.
-
-    ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``. ``settings`` of the family: ``in_chans``, for vit_res
-    ``patch_head``.
-    """
+    space: Space | str, num_classes: int = 1000, sharing: Sharing | str = "ordinal", seed: int = 0,
+    drop_path: float = 0.0, **settings: Any,
+) -> Network:  # fmt: skip
+    """The supernet of a space: ``net(x, arch)``. ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``.
+    ``settings`` of the family: ``in_chans``, for vit_res ``patch_head``."""
     own: Space = _find("space", space) if isinstance(space, str) else space
     return family(own.family).create(own, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
 
 
 def model(
-    name: str | Arch,
-    num_classes: int = 1000,
-    seed: int = 0,
-    drop_path: float = 0.0,
-    img_size: int | None = None,
+    name: str | Arch, num_classes: int = 1000, seed: int = 0, drop_path: float = 0.0, img_size: int | None = None,
     **settings: Any,
-) -> Network:
+) -> Network:  # fmt: skip
     """A stand-alone network, of a published architecture or of any other, with initial weights."""
     own = arch(name) if isinstance(name, str) else name
     if img_size is not None:

@@ -1,7 +1,6 @@
 """NASViT's search space (table 1), as the paper has it and as it was released; AlphaNet's; the networks of table 13.
 
-Depths here count the layers after a stage's first one, so they are one less than in the paper's tables.
-"""
+Depths here count the layers after a stage's first one, so they are one less than in the paper's tables."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ SPACES = (
 def network(
     resolution: int, width: Sequence[int], depth: Sequence[int], kernel: Sequence[int], expand: Sequence[int]
 ) -> Arch:
-    """A network of the released space, in the released form: ``width`` is that of the stem, of the seven stages and of
-    the head."""
+    """A network of the released space, in the released form: ``width`` of the stem, the seven stages and the head."""
     stem, *widths, head = (int(w) for w in width)
     stages = []
     for i, (w, d, k, t) in enumerate(zip(widths, depth, kernel, expand, strict=True)):
@@ -84,8 +82,7 @@ def map_side(resolution: int, stage: int) -> int:
 
 
 def _table13(resolution: int, expand: Sequence[int], widths: Sequence[int], depth: Sequence[int]) -> Arch:
-    """A column of table 13; what all have in common is filled in. The table's expansion 3 of MBConv-1 contradicts table
-    1, which has 1."""
+    """A column of table 13 and what all share. Its expansion 3 of MBConv-1 contradicts table 1, which has 1."""
     return network(resolution, (16, 16, 24, 32, 64, *widths), (1, 3, 3, 4, *depth), (3,) * 7, (1, *expand, 4, 4, 6, 6))
 
 

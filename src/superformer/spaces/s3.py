@@ -55,12 +55,8 @@ MODELS = {
     "s3_base_384": _released((2, 2, 30, 2), (12, 12, 24, 12), 384),
 }
 
-
-# --- AutoFormer, as released: heads of 64 channels, relative positions in every block, and an MLP whose hidden width is
-# a multiple of the tokens' width ---
-
-
 AUTOFORMER_HEAD = 64
+"""AutoFormer as released: heads of 64 channels, relative positions in every block, MLPs of a multiple of the width."""
 OPTIONS = {"rel_pos": 14, "pool": "mean", "eps": 1e-5, "final_eps": 1e-5}
 
 

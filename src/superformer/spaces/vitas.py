@@ -1,9 +1,7 @@
-"""ViTAS: the DeiT-like spaces of v1 and v2, the Twins spaces of v2, ResNet-50 with searched widths, and the released
-networks.
+"""ViTAS: the DeiT-like spaces of v1 and v2, v2's Twins spaces, ResNet-50 with searched widths; released networks.
 
 v1 lets every position be an identity; v2 shifts identities to the end of the stage and shares channels cyclically. "Max
-Output Dim" of the attention, "Max_a" of Twins, is the width of q, k and v together: a third of it is the attention
-width."""
+Output Dim" of the attention, "Max_a" of Twins, is the width of q, k and v together: three attention widths."""
 
 from __future__ import annotations
 
@@ -33,10 +31,7 @@ def _v1(name: str, width: int, widest: int) -> Space:
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
-    """v2, figure 7: 14 positions with identity shifting.
-
-    (Table 2 of v2 prints 16 positions, v1's; the appendix, which is specific, has 14.)
-    """
+    """v2, figure 7: 14 positions with identity shifting (table 2 prints v1's 16; the specific appendix has 14)."""
     return _space(name, width, Stage(_block(widest), depth=range(15)))
 
 
@@ -60,45 +55,28 @@ def vit_network(
 
 
 MODELS = {
-    "vitas_858m": vit_network(
-        154,
-        [
-            (12, 96, 1008), (16, 240, 576), (6, 96, 1296), (16, 336, 720), (16, 384, 1008), (16, 288, 1152),
-            (16, 480, 1296),
-        ],
-    ),
-    "vitas_1g": vit_network(
-        192,
-        [
-            (16, 96, 864), (16, 144, 576), (16, 144, 1008), (12, 384, 864),
-            (12, 336, 720), (12, 288, 576), (16, 144, 1296), (6, 288, 864),
-        ],
-    ),
+    "vitas_858m": vit_network(154, [
+        (12, 96, 1008), (16, 240, 576), (6, 96, 1296), (16, 336, 720), (16, 384, 1008), (16, 288, 1152),
+        (16, 480, 1296),
+    ]),
+    "vitas_1g": vit_network(192, [
+        (16, 96, 864), (16, 144, 576), (16, 144, 1008), (12, 384, 864),
+        (12, 336, 720), (12, 288, 576), (16, 144, 1296), (6, 288, 864),
+    ]),
     "vitas_1_3g": vit_network(230, [(3, 144, 720)] * 12),
-    "vitas_2_7g": vit_network(
-        346,
-        [
-            (16, 240, 720), (16, 336, 864), (16, 288, 1008), (6, 288, 1008), (3, 192, 720), (12, 432, 1296),
-            (6, 432, 1152), (12, 240, 144), (12, 480, 864), (6, 192, 1008), (12, 384, 1296),
-        ],
-    ),
-    "vitas_4_9g": vit_network(
-        307,
-        [
-            (16, a, f)
-            for a, f in [
-                (288, 1728), (96, 2304), (576, 864), (384, 2016), (672, 864), (480, 1440), (864, 2304),
-                (480, 2016), (768, 864), (672, 576), (672, 2016), (480, 2304), (576, 2304),
-            ]
-        ],
-    ),
+    "vitas_2_7g": vit_network(346, [
+        (16, 240, 720), (16, 336, 864), (16, 288, 1008), (6, 288, 1008), (3, 192, 720), (12, 432, 1296),
+        (6, 432, 1152), (12, 240, 144), (12, 480, 864), (6, 192, 1008), (12, 384, 1296),
+    ]),
+    "vitas_4_9g": vit_network(307, [(16, a, f) for a, f in (
+        (288, 1728), (96, 2304), (576, 864), (384, 2016), (672, 864), (480, 1440), (864, 2304),
+        (480, 2016), (768, 864), (672, 576), (672, 2016), (480, 2304), (576, 2304),
+    )]),
 }  # fmt: skip
 
 
-# --- Twins (v2, table 1, figure 6), and the networks that the spaces were made from ---
+# Twins (v2, table 1, figure 6), and the networks that the spaces were made from.
 # The searched networks ViTAS-Twins-T/S/B/L are not published: figure 11 only draws the proportions of three of them.
-
-
 TWINS_HEADS = (2, 4, 8, 16)
 TYPES = ("local", "global")
 
@@ -140,12 +118,10 @@ TWINS_MODELS = {
 """Twins-SVT, under names that timm does not use."""
 
 
-# --- ResNet-50 with searched widths (v2, appendix A.7) ---
+# ResNet-50 with searched widths (v2, appendix A.7).
 # The appendix takes "the same search space as" BCNet and gives no table of its own; the recipe partitions every width
 # into 10 groups. So each convolution of ResNet-50 has ten widths, those that a residual ties together one for the
 # whole stage; depths are not searched.
-
-
 BLOCKS = (3, 4, 6, 3)
 """Bottlenecks of each stage of ResNet-50, the first of which leads into it."""
 
@@ -160,14 +136,13 @@ RESNET_SPACES = (Space("vitas-resnet50", "resnet", tuple(map(_resnet_stage, rang
 
 
 def resnet_network(blocks: tuple[int, ...], inner: int = 64, resolution: int = 224) -> Arch:
-    """A plain ResNet of so many bottlenecks in each stage: inner widths double from stage to stage, outer widths are
-    256 at first."""
-
-    def stage(i: int, n: int) -> StageArch:
+    """A plain ResNet of so many bottlenecks in each stage; inner and outer widths (256 at first) double each stage."""
+    stages = []
+    for i, n in enumerate(blocks):
         mid = inner * 2**i
-        return StageArch((Values(mid1=mid, mid2=mid),) * (n - 1), Values(width=256 * 2**i, entry1=mid, entry2=mid))
-
-    return Arch("resnet", resolution, Values(stem=64), tuple(stage(i, n) for i, n in enumerate(blocks)))
+        entry = Values(width=256 * 2**i, entry1=mid, entry2=mid)
+        stages.append(StageArch((Values(mid1=mid, mid2=mid),) * (n - 1), entry))
+    return Arch("resnet", resolution, Values(stem=64), tuple(stages))
 
 
 RESNET_MODELS = {"resnet50_plain": resnet_network(BLOCKS)}

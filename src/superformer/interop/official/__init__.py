@@ -2,8 +2,7 @@
 
 Architectures: the entries ``arch`` of their configurations. Weights: the state dictionaries of their stand-alone
 networks or supernets, with their names. Where released code departs from its paper (the scale of ViTAS's attention, how
-AutoFormer cuts biases), networks made here compute what the released code computes, because the weights were trained
-that way."""
+AutoFormer cuts biases), networks made here compute as the released code does: their weights were trained that way."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families.network import Network
 from superformer.interop.official.nasvit import NasVit
-from superformer.interop.official.release import Release, State, at_size, load
+from superformer.interop.official.release import Release, State, load
 from superformer.interop.official.s3 import S3, AutoFormer
 from superformer.interop.official.vit_resnas import VitResNas
 from superformer.interop.official.vitas import Vitas
@@ -25,13 +24,8 @@ from superformer.space.schema import family as network_family
 
 __all__ = ["arch", "model", "supernet"]
 
-RELEASES: dict[str, Release] = {
-    "autoformer": AutoFormer(),
-    "nasvit": NasVit(),
-    "s3": S3(),
-    "vit_resnas": VitResNas(),
-    "vitas": Vitas(),
-}
+RELEASES: dict[str, Release] = {"autoformer": AutoFormer(), "nasvit": NasVit(), "s3": S3()}
+RELEASES |= {"vit_resnas": VitResNas(), "vitas": Vitas()}
 
 
 def arch(family: str, official: Any) -> Arch:
@@ -44,19 +38,21 @@ def arch(family: str, official: Any) -> Arch:
 
 
 def model(family: str, official: Any, state_dict: State, img_size: int = 224) -> Network:
-    """The stand-alone network of an architecture with its authors' weights, in eval mode.
-
-    ``state_dict`` is that of a stand-alone network or of their supernet. Position tables are resized if ``img_size`` is
-    not theirs."""
+    """The stand-alone network of an architecture with its authors' weights, in eval mode. ``state_dict``: that of a
+    stand-alone network or of their supernet. Position tables are resized if ``img_size`` is not theirs."""
     release, chosen = _release(family), arch(family, official)
-    state = release.clean(state_dict)
+    state, cut = release.clean(state_dict), None
+    settings = release.settings(state)
     if release.is_supernet(chosen, state):
-        found = supernet(family, state_dict).extract(chosen, **release.settings(state))
-        return (found if release.any_size or img_size == chosen.resolution else at_size(found, img_size)).eval()
+        cut = supernet(family, state_dict).extract(chosen, **settings)
+        if release.any_size or img_size == chosen.resolution:
+            return cut.eval()
+        chosen = cut.space.smallest()
     own = replace(chosen, resolution=img_size)
     with torch.device("meta"):
-        net = network_family(own.family)(point(own), len(state[release.head]), **release.settings(state))
-    return load(net, release.tensors(point(chosen), state), family).eval()
+        net = network_family(own.family)(point(own), len(state[release.head]), **settings)
+    tensors = release.tensors(point(chosen), state) if cut is None else dict(cut.state_dict())
+    return load(net, tensors, family).eval()
 
 
 def supernet(family: str, state_dict: State) -> Network:

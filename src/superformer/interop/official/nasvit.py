@@ -16,38 +16,21 @@ from superformer.spaces import space as published_space
 
 UNUSED = r"bn_tracking|num_batches_tracked|relative_position_index|mobile_inverted_conv\.rescale"
 RULES: Rules = [
-    (r"\.(conv|bn)\.\1\.", r".\1."),
-    (r"\.linear\.(weight|bias)$", r".\1"),
-    (r"^first_conv\.conv\.", "stem."),
-    (r"^first_conv\.bn\.", "stem_norm."),
+    (r"\.(conv|bn)\.\1\.", r".\1."), (r"\.linear\.(weight|bias)$", r".\1"),
+    (r"^first_conv\.conv\.", "stem."), (r"^first_conv\.bn\.", "stem_norm."),
     (r"mobile_inverted_conv\.", ""),
-    (r"inverted_bottleneck\.conv", "expand"),
-    (r"inverted_bottleneck\.bn", "expand_norm"),
-    (r"depth_conv\.conv", "depthwise"),
-    (r"depth_conv\.bn", "depthwise_norm"),
-    (r"depth_conv\.se\.fc", "excite"),
-    (r"point_linear\.conv", "point"),
-    (r"point_linear\.bn", "point_norm"),
-    (r"shortcut\.conv", "shortcut"),
-    (r"attn\.vconv", "v_conv"),
-    (r"attn\.proj_l", "talk1"),
-    (r"attn\.proj_w", "talk2"),
-    (r"attn\.relative_position_bias_table", "positions.weight"),
-    (r"attn\.", ""),
-    (r"rescale_attn", "scales.attn.weight"),
-    (r"rescale_mlp", "scales.mlp1.weight"),
+    (r"inverted_bottleneck\.conv", "expand"), (r"inverted_bottleneck\.bn", "expand_norm"),
+    (r"depth_conv\.conv", "depthwise"), (r"depth_conv\.bn", "depthwise_norm"), (r"depth_conv\.se\.fc", "excite"),
+    (r"point_linear\.conv", "point"), (r"point_linear\.bn", "point_norm"), (r"shortcut\.conv", "shortcut"),
+    (r"attn\.vconv", "v_conv"), (r"attn\.proj_l", "talk1"), (r"attn\.proj_w", "talk2"),
+    (r"attn\.relative_position_bias_table", "positions.weight"), (r"attn\.", ""),
+    (r"rescale_attn", "scales.attn.weight"), (r"rescale_mlp", "scales.mlp1.weight"),
     # their second MLP runs first
-    (r"mlp2\.linear", "FIRST.fc"),
-    (r"mlp1\.linear", "mlp2.fc"),
-    (r"FIRST", "mlp1"),
-    (r"norm3\.", "FIRST."),
-    (r"norm2\.", "norm3."),
-    (r"FIRST\.", "norm2."),
-    (r"^last_conv\.final_expand_layer\.conv", "final"),
-    (r"^last_conv\.final_expand_layer\.bn", "final_norm"),
-    (r"^last_conv\.feature_mix_layer\.conv", "mix"),
-    (r"^classifier\.linear", "head"),
-]
+    (r"mlp2\.linear", "FIRST.fc"), (r"mlp1\.linear", "mlp2.fc"), (r"FIRST", "mlp1"),
+    (r"norm3\.", "FIRST."), (r"norm2\.", "norm3."), (r"FIRST\.", "norm2."),
+    (r"^last_conv\.final_expand_layer\.conv", "final"), (r"^last_conv\.final_expand_layer\.bn", "final_norm"),
+    (r"^last_conv\.feature_mix_layer\.conv", "mix"), (r"^classifier\.linear", "head"),
+]  # fmt: skip
 
 
 class NasVit(Release):
@@ -77,9 +60,8 @@ class NasVit(Release):
         used = {name: tensor for name, tensor in state.items() if not re.search(UNUSED, name)}
         out = rename(used, [(r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]), *RULES])
         out = {name: t for name, t in out.items() if not re.search(r"blocks\.\d+\.(conv\.)?shortcut", name)}
-        for name in [n for n in out if n.endswith(".q.weight") or n.endswith(".q.bias")]:
-            key = name.replace(".q.", ".k.")
-            out[name.replace(".q.", ".qk.")] = torch.cat([out.pop(name), out.pop(key)])
+        for name in [n for n in out if n.endswith((".q.weight", ".q.bias"))]:
+            out[name.replace(".q.", ".qk.")] = torch.cat([out.pop(name), out.pop(name.replace(".q.", ".k."))])
         return {name: self._shaped(name, tensor, space) for name, tensor in out.items()}
 
     @staticmethod

@@ -6,7 +6,6 @@ import abc
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from superformer.elastic.positions import resized
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.sharing import Sharing
-from superformer.space import Space, point
+from superformer.space import Space
 from superformer.space.arch import Arch
 
 State = Mapping[str, Tensor]
@@ -38,9 +37,8 @@ class Release(abc.ABC):
         tensors = {k: v.detach() if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for k, v in state.items()}
         found = {k.removeprefix("module."): v for k, v in tensors.items()}
         if self.head not in found:
-            raise SuperformerError(
-                f"not a state dictionary of this family: it has no {self.head!r} (first names: {list(found)[:3]})"
-            )
+            given = f"it has no {self.head!r} (first names: {list(found)[:3]})"
+            raise SuperformerError(f"not a state dictionary of this family: {given}")
         return found
 
     def settings(self, state: State) -> dict[str, Any]:
@@ -67,10 +65,9 @@ def rename(state: State, rules: Rules) -> dict[str, Tensor]:
     """The same tensors by names to which all rules were applied."""
     out = {}
     for name, tensor in state.items():
-        new = name
         for pattern, replacement in rules:
-            new = re.sub(pattern, replacement, new)
-        out[new] = tensor
+            name = re.sub(pattern, replacement, name)
+        out[name] = tensor
     return out
 
 
@@ -87,9 +84,8 @@ def load(net: Network, state: dict[str, Tensor], family: str) -> Network:
             state.setdefault(name, torch.zeros((), dtype=torch.long))
     missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
     if missing or unknown:
-        raise SuperformerError(
-            f"these are not the weights of this {family} network: missing {missing[:3]}, not expected {unknown[:3]}"
-        )
+        wrong = f"missing {missing[:3]}, not expected {unknown[:3]}"
+        raise SuperformerError(f"these are not the weights of this {family} network: {wrong}")
     for name, tensor in wanted.items():
         if name.endswith("pos_embed.weight"):
             state[name] = _fitted(state[name], tensor.shape)
@@ -103,19 +99,9 @@ def load(net: Network, state: dict[str, Tensor], family: str) -> Network:
 
 
 def _fitted(table: Tensor, shape: torch.Size) -> Tensor:
-    """A position table resized to another number of positions, if both are square grids (with a class token or
-    without)."""
+    """A position table at another number of positions, if both are square grids, with or without a class token."""
     for prefix in (1, 0):
         old, new = math.isqrt(max(len(table) - prefix, 0)), math.isqrt(max(shape[0] - prefix, 0))
         if table.ndim == 2 and old * old + prefix == len(table) and new * new + prefix == shape[0]:
             return resized(table, (old, old), (new, new), prefix)
     return table
-
-
-def at_size(net: Network, img_size: int) -> Network:
-    """The same network for another input size."""
-    own = net.space.smallest()
-    settings: dict[str, Any] = {"patch_head": True} if "patch_head.weight" in net.state_dict() else {}
-    with torch.device("meta"):
-        out = type(net)(point(replace(own, resolution=img_size)), net.num_classes, **settings)
-    return load(out, dict(net.state_dict()), own.family)

@@ -32,10 +32,9 @@ class AutoFormer(Release):
     sharing = Sharing("ordinal", frozenset({"qkv.bias"}))
 
     def arch(self, official: Any) -> Arch:
-        sub = official.get("SUBNET") or official.get("RETRAIN") or official
-        sub = {k.lower(): v for k, v in sub.items()}
-        depth = int(sub.get("layer_num", sub.get("depth", 0)))
-        widths = sub["embed_dim"]
+        chosen = official.get("SUBNET") or official.get("RETRAIN") or official
+        sub = {k.lower(): v for k, v in chosen.items()}
+        depth, widths = int(sub.get("layer_num", sub.get("depth", 0))), sub["embed_dim"]
         width = int(widths[0] if isinstance(widths, Sequence) else widths)
         if isinstance(widths, Sequence) and len(set(widths)) > 1:
             raise ArchError(f"AutoFormer networks have one embedding width, not {sorted(set(widths))}")
@@ -52,8 +51,7 @@ class AutoFormer(Release):
         return wider or deeper or any(size != blocks[k]["mlp"] for k, size in hidden.items())
 
     def space(self, state: State) -> Space:
-        """The released space whose supernet this is; ratio 3, which AutoFormer-T uses outside its own space, is let
-        in."""
+        """The released space of this supernet, with ratio 3, which AutoFormer-T uses outside its own space."""
         known = {256: "autoformer-tiny", 448: "autoformer-small", 640: "autoformer-base"}
         size = state["cls_token"].shape[-1]
         if size not in known:
@@ -69,14 +67,11 @@ class AutoFormer(Release):
         hidden = [space.widths("mlp", 0, p)[-1] for p in range(space.stages[0].positions)]
         rules: Rules = [
             (r"^blocks\.", "stages.0.blocks."),
-            (r"attn_layer_norm", "norm1"),
-            (r"ffn_layer_norm", "norm2"),
-            (r"\.(fc\d)\.", r".mlp.\1."),
+            (r"attn_layer_norm", "norm1"), (r"ffn_layer_norm", "norm2"), (r"\.(fc\d)\.", r".mlp.\1."),
             (r"rel_pos_embed_(k|v)\.embeddings_table_v$", r"relative.\1_rows.weight"),
             (r"rel_pos_embed_(k|v)\.embeddings_table_h$", r"relative.\1_cols.weight"),
-            (r"^patch_embed_super\.", "stems.16."),
-            (r"^(pos_embed|cls_token)$", r"stems.16.\1.weight"),
-        ]
+            (r"^patch_embed_super\.", "stems.16."), (r"^(pos_embed|cls_token)$", r"stems.16.\1.weight"),
+        ]  # fmt: skip
         out = rename(state, rules)
         for name, tensor in out.items():
             rows = columns = None
@@ -100,8 +95,7 @@ BUFFERS = ("relative_position_index", "attn_mask")
 
 
 def swin_names(state: State) -> dict[str, Tensor]:
-    """Our names for the tensors of a Swin transformer. A table of relative positions goes by its window, which its size
-    tells."""
+    """Our names for the tensors of a Swin transformer; a table of relative positions goes by its window."""
     out = {}
     rules: Rules = [
         (r"^patch_embed\.", "stem."),
@@ -118,8 +112,7 @@ def swin_names(state: State) -> dict[str, Tensor]:
 
 
 class S3(Release):
-    """github.com/microsoft/Cream, AutoFormerV2: configurations with DEPTHS, EMBED_DIM, NUM_HEADS, MLP_RATIO and
-    WINDOW_SIZE.
+    """github.com/microsoft/Cream, AutoFormerV2: configurations (DEPTHS, EMBED_DIM, NUM_HEADS, MLP_RATIO, WINDOW_SIZE).
 
     Their lists may be longer than a stage is deep (S3-T's are); what is too much is not read. No supernet was released:
     `supernet` gives the space of the one network that the weights are of."""
@@ -150,9 +143,8 @@ class S3(Release):
                 values = Values(window=int(m[3]), heads=own[name].shape[-1], attn=attn, mlp=mlp)
                 stages.setdefault(int(m[1]), {})[int(m[2])] = values
         if sorted(stages) != list(range(len(stages))) or not stages:
-            raise SuperformerError(
-                f"these weights have blocks in the stages {sorted(stages)}; a network has some in every stage"
-            )
+            given = f"these weights have blocks in the stages {sorted(stages)}"
+            raise SuperformerError(f"{given}; a network has some in every stage")
         parts = []
         for i, blocks in sorted(stages.items()):
             width = Values(width=own[f"stages.{i}.blocks.0.norm1.weight"].shape[0])

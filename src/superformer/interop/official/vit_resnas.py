@@ -38,10 +38,11 @@ class VitResNas(Release):
                 raise ArchError(f"entries of type {kind} of a network_def are not supported; known: {known}")
         if not stages:
             raise ArchError("a network_def starts with its stem, an entry of type 4")
-        out = []
-        for width, blocks, at, positions in stages:
-            out.append(StageArch(tuple(blocks), Values(width=width), None if len(at) == positions else tuple(at)))
-        return Arch("vit_res", 224, Values(), tuple(out))
+        found = (
+            StageArch(tuple(blocks), Values(width=width), None if len(at) == positions else tuple(at))
+            for width, blocks, at, positions in stages
+        )
+        return Arch("vit_res", 224, Values(), tuple(found))
 
     def is_supernet(self, arch: Arch, state: State) -> bool:
         width = arch.stages[0].choices.int("width")
@@ -52,12 +53,12 @@ class VitResNas(Release):
     def space(self, state: State) -> Space:
         reductions = numbers(state, r"blocks\.(\d+)\.patch_reduce\.weight")
         widths = [state["tokens"].shape[-1], *(state[f"blocks.{k}.patch_reduce.weight"].shape[0] for k in reductions)]
-        for name in ("vit-resnas-tiny", "vit-resnas-small"):
-            found = published_space(name)
+        known = ("vit-resnas-tiny", "vit-resnas-small")
+        for found in map(published_space, known):
             if [found.widths("width", i)[-1] for i in range(len(found.stages))] == widths:
                 return found
         raise SuperformerError(
-            f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: vit-resnas-tiny, vit-resnas-small"
+            f"no ViT-ResNAS space has a supernet of stage widths {widths}; known: {', '.join(known)}"
         )
 
     def tensors(self, space: Space, state: State) -> dict[str, Tensor]:
@@ -76,14 +77,10 @@ class VitResNas(Release):
             raise SuperformerError(f"these weights have {stage + 1} stages; the architecture has {len(space.stages)}")
         rules: Rules = [
             (r"^blocks\.(\d+)\.", lambda m: where[int(m[1])]),
-            (r"enter\.patch_reduce", "enter.reduce"),
-            (r"enter\.token_transform", "enter.token"),
-            (r"pos_embed$", "pos_embed.weight"),
-            (r"^tokens$", "cls_token.weight"),
-            (r"^patch_embed\.conv_proj", "proj"),
-            (r"^patch_embed\.(conv\d)\.conv", r"stem.\1.0"),
-            (r"^patch_embed\.(conv\d)\.bn", r"stem.\1.1"),
-            (r"^cls_head", "head"),
-        ]
+            (r"enter\.patch_reduce", "enter.reduce"), (r"enter\.token_transform", "enter.token"),
+            (r"pos_embed$", "pos_embed.weight"), (r"^tokens$", "cls_token.weight"),
+            (r"^patch_embed\.conv_proj", "proj"), (r"^cls_head", "head"),
+            (r"^patch_embed\.(conv\d)\.conv", r"stem.\1.0"), (r"^patch_embed\.(conv\d)\.bn", r"stem.\1.1"),
+        ]  # fmt: skip
         tables = ("pos_embed.weight", "cls_token.weight")
         return {k: v.reshape(v.shape[-2:]) if k.endswith(tables) else v for k, v in rename(state, rules).items()}

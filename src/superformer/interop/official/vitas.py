@@ -72,13 +72,10 @@ class Vitas(Release):
         rules: Rules = [
             (r"^net\.", ""),
             (r"^backbone_init_stem_Patch_init_0\.(\d)\.", lambda m: f"stems.{stems[int(m[1])]}."),
-            (r"patch_embed\.proj", "proj"),
-            (r"(cls_token|pos_embed)$", r"\1.weight"),
+            (r"patch_embed\.proj", "proj"), (r"(cls_token|pos_embed)$", r"\1.weight"),
             (r"^backbone_Block_(?:Block|id)_(\d+)\.0\.", lambda m: f"stages.0.blocks.{positions.index(int(m[1]))}."),
-            (r"attn\.qk(\d)\.", lambda m: f"attn.qk.{heads[int(m[1])]}."),
-            (r"attn\.v\.", "attn.v.all."),
-            (r"^backbone_Norm_Norm_0\.0", "norm"),
-            (r"^backbone_FC_FC_0\.0\.module\.0", "head"),
-        ]
+            (r"attn\.qk(\d)\.", lambda m: f"attn.qk.{heads[int(m[1])]}."), (r"attn\.v\.", "attn.v.all."),
+            (r"^backbone_Norm_Norm_0\.0", "norm"), (r"^backbone_FC_FC_0\.0\.module\.0", "head"),
+        ]  # fmt: skip
         renamed = rename(state, rules)
         return {k: v[0] if v.ndim == 3 and k.startswith("stems.") else v for k, v in renamed.items()}
