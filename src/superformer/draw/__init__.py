@@ -46,7 +46,7 @@ class _Picture:
         facts = sketch.facts(arch)
         self.maps = facts.maps
         self.macs, self.params = facts.macs if macs is None else macs, facts.params if params is None else params
-        self.widths = [sketch.token_width(arch, i) for i in range(len(arch.stages))]
+        self.widths = sketch.token_widths(arch)
         self.ratios = sketch.width_multiples(arch)
         self.full = sketch.largest_multiples(self.ratios)
         # what is drawn how: widths as bars, one value as a little grid, one word as a coloured edge

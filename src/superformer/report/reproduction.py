@@ -9,6 +9,7 @@ import time
 
 import superformer
 from superformer.cost import cost
+from superformer.draw.sketch import space_table
 from superformer.errors import SuperformerError
 from superformer.machine import machine
 from superformer.recipes import names, resolve
@@ -17,7 +18,6 @@ from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.settings import amount
 from superformer.space.costs import Exact
-from superformer.spaces.table import space_table
 
 CLASSES, COMMANDS = 24, 60
 """That are told."""
