@@ -68,17 +68,14 @@ class _Picture:
         self.out: list[str] = []
         self.y = 0.0
 
-    # --- how large things are ---
-
     def _slot(self, bar: str) -> float:
         """The room of a bar and of the two lines below it."""
-        room = 30.0 if bar == "attn" else 22.0
+        room = [30.0 if bar == "attn" else 22.0]
         for i, stage in enumerate(self.arch.stages):
             for k, block in enumerate(stage.blocks):
                 if bar in block:
-                    note = self._note(i, k, bar)
-                    room = max(room, text_width(value_text(block[bar]), 10), text_width(note, 9.5))
-        return room
+                    room += [text_width(value_text(block[bar]), 10), text_width(self._note(i, k, bar), 9.5)]
+        return max(room)
 
     def _note(self, i: int, k: int, bar: str) -> str:
         """What stands below a bar's width: the heads, or the multiple of the stage's width."""
@@ -93,14 +90,12 @@ class _Picture:
     def _lines(self, block: Values) -> list[str]:
         """What a card says in words."""
         shown = {*self._bars(block), self.square}
-        shown |= {"heads"} & set(block) if "attn" in shown else set()
+        shown |= {"heads"} if "attn" in shown else set()
         return [label(n, block[n]) for n in value_names([block]) if n not in shown or not length(block, n)]
 
     def _inner(self, block: Values) -> float:
         bars = sum(self.slots[b] + GAP for b in self._bars(block)) - GAP
         return max([bars] + [min(text_width(line, 9.5), 150) for line in self._lines(block)])
-
-    # --- pieces ---
 
     def put(self, tag: str, content: str | None = None, **attributes: object) -> None:
         self.out.append(svg.element(tag, content, **attributes))
@@ -108,6 +103,11 @@ class _Picture:
     def say(self, x: float, y: float, text: str, size: float = 10, class_: str = "d", anchor: str = "start") -> None:
         if text:
             self.out.append(svg.text(x, y, text, size, class_, anchor))
+
+    def say_lines(self, x: float, parts: list[str], room: float, size: float, high: float, class_: str = "i") -> None:
+        for line in wrapped(parts, room, size):
+            self.y += high
+            self.say(x, self.y, line, size, class_)
 
     def fill(self, x: float, y: float, width: float, height: float, class_: str, rx: float = 1.5) -> None:
         self.put("rect", x=float(x), y=float(y), width=float(width), height=float(height), rx=rx, class_=class_)
@@ -123,13 +123,9 @@ class _Picture:
         """A square that grows with the value, in cells of one size; its lower right corner is given."""
         cells = max(math.ceil(5 * value / self.largest_square), 1)
         side = 2.4 * cells
-        x = right - side
-        path = ""
-        for k in range(cells + 1):
-            path += f"M{x + 2.4 * k:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - 2.4 * k:.1f}h{side:.1f}"
+        x, at = right - side, [2.4 * k for k in range(cells + 1)]
+        path = "".join(f"M{x + d:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - d:.1f}h{side:.1f}" for d in at)
         self.put("path", d=path, class_="grid")
-
-    # --- the parts of the picture ---
 
     def text(self) -> str:
         self._title()
@@ -139,13 +135,9 @@ class _Picture:
             nodes.append(self.y)
             self._stage(i)
         self._legend()
-        body, self.out = self.out, []
-        height = math.ceil(self.y + 16)
-        title, desc = f"{self.id}-title", f"{self.id}-desc"
-        self.out.append(
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.id}" viewBox="0 0 {self.wide} {height}" width="100%" '
-            f'style="max-width:{self.wide}px" role="img" aria-labelledby="{title} {desc}">'
-        )
+        body, height, title, desc = self.out, math.ceil(self.y + 16), f"{self.id}-title", f"{self.id}-desc"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.id}" viewBox="0 0 {self.wide} {height}" width="100%"'
+        self.out = [f'{head} style="max-width:{self.wide}px" role="img" aria-labelledby="{title} {desc}">']
         self.put("title", f"Architecture {self.name}", id=title)
         self.put("desc", self._description(), id=desc)
         self.out.append(svg.style(self.id, FILLS, LINES, {"h": "font-weight:600", "card": "stroke:var(--edge)"}))
@@ -164,21 +156,15 @@ class _Picture:
         parts += [sketch.counted(self.arch.depth), f"family {self.arch.family}"]
         parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
-        for line in wrapped(parts, self.wide - 48, 12.5):
-            self.y += 18
-            self.say(24, self.y, line, 12.5, "i")
+        self.say_lines(24, parts, self.wide - 48, 12.5, 18)
         self.y += 16
 
     def _input(self) -> None:
         """The first node: pictures, what holds for the whole network, and its options."""
         size = self.arch.resolution
         parts = [f"picture {size} {TIMES} {size}", *(label(k, v) for k, v in self.arch.choices.items())]
-        for line in wrapped(parts, self.room, 12):
-            self.say(LEFT, self.y + 16, line, 12, "i")
-            self.y += 16
-        for line in wrapped([label(k, v) for k, v in self.arch.options.items()], self.room, 10.5):
-            self.say(LEFT, self.y + 15, line, 10.5)
-            self.y += 15
+        self.say_lines(LEFT, parts, self.room, 12, 16)
+        self.say_lines(LEFT, [label(k, v) for k, v in self.arch.options.items()], self.room, 10.5, 15, "d")
         self.y += 20
 
     def _stage(self, i: int) -> None:
@@ -260,8 +246,8 @@ class _Picture:
                 self.grid(x + 13, self.y + 1, self.largest_square)
             else:
                 self.fill(x, self.y - (5 if mark == "rule" else 10), 14, 3 if mark == "rule" else 12, mark)
-                heads_here = bool(stripes) and text.startswith("attn:") and stripes in text
-                self.stripes(x, self.y - 10, 14, 12, 3 if heads_here else 0)
+                if stripes and text.startswith("attn:") and stripes in text:
+                    self.stripes(x, self.y - 10, 14, 12, 3)
             self.say(x + 20, self.y, text, 11, "i")
             x += 36 + text_width(text, 11)
         if self.full:

@@ -1,5 +1,4 @@
-"""What was searched and how to do it again: data and split, seeds, versions, machine, commands, the recipe; and what is
-still to do."""
+"""What was searched and how to do it again: data, split, seeds, versions, machine, commands, recipe; what is to do."""
 
 from __future__ import annotations
 
@@ -48,15 +47,14 @@ def searched(inputs: Inputs) -> Section:
         rows.append(("search", f"{inputs.front.get('method')}, seed {seed}; sought: {sought}"))
     rows += [("recipe", f"{recipe.name}, seed {recipe.seed}"), *_versions(inputs)]
     space = inputs.space
-    reach = Exact.of(space, ("macs", "params"), max(len(classes), 1)).range
+    reach = Exact.of(space, ("macs", "params"), inputs.num_classes).range
     macs, params = (" to ".join(map(amount, reach[name])) for name in ("macs", "params"))
     about = f"{space.name or 'The space'} ({space.family}): {count(space.size)} architectures of {macs} MACs and "
     about += f"{params} parameters."
     lines = [[r["where"], r["choice"], r["values"]] for r in space_table(space)]
     choices = details("Its choices", table(["where", "choice", "values"], lines, "Choices", words=3))
-    return Section(
-        "searched", "What was searched", several(pairs(rows), tag("h3", "The space"), paragraph(about), choices)
-    )
+    body = several(pairs(rows), tag("h3", "The space"), paragraph(about), choices)
+    return Section("searched", "What was searched", body)
 
 
 def _told(value: object) -> str:
@@ -69,14 +67,8 @@ def _versions(inputs: Inputs) -> list[tuple[object, object]]:
     """Those of the commands, if they were noted; and of this page."""
     told = ("superformer", "timm", "machine")  # the machine's name tells torch's version
     used = dict.fromkeys(tuple(str(c.get(name) or "?") for name in told) for c in inputs.commands)
-    rows: list[tuple[object, object]] = [
-        ("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used
-    ]
-    now = time.strftime("%Y-%m-%d %H:%M")
-    return [*rows, ("this page", f"written {now} by superformer {superformer.__version__} on {machine()}")]
-
-
-# --- commands ---
+    this = f"written {time.strftime('%Y-%m-%d %H:%M')} by superformer {superformer.__version__} on {machine()}"
+    return [*(("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used), ("this page", this)]
 
 
 def repeat(inputs: Inputs) -> Section:
@@ -117,16 +109,14 @@ def _recipe(inputs: Inputs) -> str:
 
 
 def _search(inputs: Inputs) -> list[str]:
-    words = [word for name, ends in inputs.limits.items() for word in _limit(name, *ends)]
     method = str(inputs.front.get("method"))
+    words = [*(word for name, ends in inputs.limits.items() for word in _limit(name, *ends)), "--method", method]
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
         usual = method_settings(method, usual).model_dump(mode="json")
     except SuperformerError:
         usual = {}
-    words += ["--method", method]
-    defaults = Options().model_dump(mode="json")
-    for part, known in (("settings", usual), ("options", defaults)):
+    for part, known in (("settings", usual), ("options", Options().model_dump(mode="json"))):
         for key, value in (inputs.front.get(part) or {}).items():
             if value is not None and key != "method" and value != known.get(key):
                 words.append(f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
@@ -142,9 +132,6 @@ def _limit(name: str, low: float, high: float) -> list[str]:
         return ["--latency-max", f"{1e3 * high:.12g}ms"]
     power, unit = next(((p, u) for p, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if high >= p), (1, ""))
     return [f"--{name}-max", f"{high / power:.12g}{unit}{'B' if name == 'memory' else ''}"]
-
-
-# --- what is still to do ---
 
 
 def missing(inputs: Inputs) -> Section | None:
@@ -178,6 +165,6 @@ def _train_command(inputs: Inputs) -> str:
 
 def _middle(inputs: Inputs) -> str:
     """A limit that about half of the networks meet."""
-    space, classes = inputs.space, max(len(inputs.facts.get("classes", ())), 1)
-    macs = sorted(cost(space, space.sample(99, seed=0), num_classes=classes).macs)
+    archs = inputs.space.sample(99, seed=0)
+    macs = sorted(cost(inputs.space, archs, num_classes=inputs.num_classes).macs)
     return amount(float(f"{macs[49]:.2g}")).replace(" ", "")
