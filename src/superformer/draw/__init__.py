@@ -1,8 +1,7 @@
 """Architectures as pictures: a card for each block, stage by stage, as SVG in plain text.
 
 A card's bars are the block's widths as multiples of its stage's width, so that stages can be compared; the number below
-is the width itself. Which values become bars, stripes or little grids is decided by their names
-(`superformer.draw.sketch`); others are written out."""
+is the width itself. Names decide which values become bars, stripes or little grids (`superformer.draw.sketch`)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def draw(arch: Arch | str, name: str | None = None, macs: float | None = None, p
     """An architecture, or a published one by its name, as an SVG picture for light and dark pages.
 
     ``name`` is its title; without it, its key. MACs and parameters are counted if they are not given, and left out if
-    the family is not known: any architecture can be drawn, of a user's family, too. ``draw(arch).save("net.svg")``
-    writes a file."""
+    the family is not known: any architecture can be drawn. ``draw(arch).save("net.svg")`` writes a file."""
     if isinstance(arch, str):
         name, arch = name or arch, published(arch)
     return Drawing(_Picture(arch, name, macs, params).text())
@@ -128,18 +126,24 @@ class _Picture:
         self.put("path", d=path, class_="grid")
 
     def text(self) -> str:
+        """All of it, and the same in words."""
         self._title()
-        nodes = [self.y]
+        nodes, size = [self.y], self.arch.resolution
+        words = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
         self._input()
-        for i in range(len(self.arch.stages)):
+        for i, stage in enumerate(self.arch.stages):
             nodes.append(self.y)
             self._stage(i)
+            words.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
+            for a, b in equal_runs(stage.blocks):
+                which = f"Blocks {a + 1} to {b}" if b - a > 1 else f"Block {b}"
+                words.append(f"{which}: {_sentence(stage.blocks[a])}.")
         self._legend()
         body, height, title, desc = self.out, math.ceil(self.y + 16), f"{self.id}-title", f"{self.id}-desc"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.id}" viewBox="0 0 {self.wide} {height}" width="100%"'
         self.out = [f'{head} style="max-width:{self.wide}px" role="img" aria-labelledby="{title} {desc}">']
         self.put("title", f"Architecture {self.name}", id=title)
-        self.put("desc", self._description(), id=desc)
+        self.put("desc", " ".join(words), id=desc)
         self.out.append(svg.style(self.id, FILLS, LINES, {"h": "font-weight:600", "card": "stroke:var(--edge)"}))
         self.fill(0, 0, self.wide, height, "bg", 10)
         self.put("path", d=f"M32 {nodes[0] + 12:.1f}V{nodes[-1] + 12:.1f}", class_="rail")
@@ -151,8 +155,8 @@ class _Picture:
 
     def _title(self) -> None:
         self.say(24, 38, cut(self.name, self.wide - 48, 20), 20, "h")
-        costs = ((self.macs, "MACs"), (self.params, "parameters"))
-        parts = [f"{amount(value)} {what}" for value, what in costs if value is not None]
+        costs = {"MACs": self.macs, "parameters": self.params}
+        parts = [f"{amount(value)} {what}" for what, value in costs.items() if value is not None]
         parts += [sketch.counted(self.arch.depth), f"family {self.arch.family}"]
         parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
@@ -183,8 +187,7 @@ class _Picture:
 
     def _cards(self, i: int) -> None:
         blocks, columns = self.arch.stages[i].blocks, self.columns[i]
-        bars = any(self._bars(b) for b in blocks)
-        words = HEAD + bars * (BAR + 2 * LINE + 2)
+        words = HEAD + any(self._bars(b) for b in blocks) * (BAR + 2 * LINE + 2)
         tall = words + max(len(self._lines(b)) for b in blocks) * LINE + 6
         same = [(a, b) for a, b in equal_runs(blocks) if b - a > 1 and blocks[a]]
         for start in range(0, len(blocks), columns):
@@ -256,17 +259,6 @@ class _Picture:
             tops = ", ".join(f"{bar} {shown(top)}" for bar, top in self.full.items())
             self.y += 19
             self.say(24, self.y, cut(f"Bars: {unit}; full height is {tops}.", self.wide - 48, 11), 11)
-
-    def _description(self) -> str:
-        """The picture in words."""
-        size = self.arch.resolution
-        out = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
-        for i, stage in enumerate(self.arch.stages):
-            out.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
-            for a, b in equal_runs(stage.blocks):
-                which = f"Blocks {a + 1} to {b}" if b - a > 1 else f"Block {b}"
-                out.append(f"{which}: {_sentence(stage.blocks[a])}.")
-        return " ".join(out)
 
 
 def _sentence(block: Values) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,10 @@ def read(folder: str | Path) -> Inputs:
     known = analysis.get("supernet")
     if known is not None and not (run.supernet_file.exists() and known == run.fingerprint()):
         analysis = {}  # that of another supernet
+    commands = []
+    for line in noted.read_text().splitlines() if (noted := run.folder / "commands.jsonl").exists() else []:
+        with suppress(ValueError):  # a line that was cut off is left out
+            commands.append(json.loads(line))
     return Inputs(
         run=run,
         recipe=run.recipe(),
@@ -158,7 +163,7 @@ def read(folder: str | Path) -> Inputs:
         comparison=_rows(_object(run.folder / "comparison.json").get("rows")),
         bench=_object(run.folder / "bench.json"),
         analysis=analysis,
-        commands=_lines(run.folder / "commands.jsonl"),
+        commands=_rows(commands),
         latency_table=_table(tables, front, "batch"),
         throughput_table=_table(tables, front, "throughput_batch") if fast else None,
         fits=[raw for _, raw in tables],
@@ -183,17 +188,6 @@ def _object(path: Path) -> Row:
 
 def _rows(found: object) -> list[Row]:
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-
-
-def _lines(path: Path) -> list[Row]:
-    """One JSON object a line; a line that was cut off is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return _rows(found)
 
 
 def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTable | None:

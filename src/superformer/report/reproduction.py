@@ -138,11 +138,18 @@ def missing(inputs: Inputs) -> Section | None:
     """What the run does not have yet, and the command that makes it."""
     steps: list[tuple[str, str]] = []
     run = shlex.quote(inputs.folder)
-    if not inputs.trained:
+    if not inputs.trained:  # by the command that began it, if it was noted
         told = "The supernet is not trained yet. The same words go on with it, if it was interrupted:"
-        steps.append((told, _train_command(inputs)))
-    if not inputs.front:
-        steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {_middle(inputs)}"))
+        noted = (row.get("words") or [] for row in inputs.commands)
+        begun = (words for words in noted if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]))
+        data = str(inputs.facts.get("data", "SPEC"))
+        usual = ["train", "--recipe", _recipe(inputs), "--data", data, "--run", inputs.folder]
+        steps.append((told, f"superformer {shlex.join(map(str, next(begun, usual)))}"))
+    if not inputs.front:  # with a limit that about half of the networks meet
+        archs = inputs.space.sample(99, seed=0)
+        macs = sorted(cost(inputs.space, archs, num_classes=inputs.num_classes).macs)
+        limit = amount(float(f"{macs[49]:.2g}")).replace(" ", "")
+        steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {limit}"))
     if not inputs.retrained:
         steps.append(("No network was retrained yet:", f"superformer retrain --run {run}"))
     if not inputs.bench:
@@ -152,19 +159,3 @@ def missing(inputs: Inputs) -> Section | None:
     steps.append(("Then write this page again:", f"superformer report --run {run}"))
     body = tag("ol", *(tag("li", told, command(words)) for told, words in steps), class_="todo")
     return Section("missing", "Still to do", body)
-
-
-def _train_command(inputs: Inputs) -> str:
-    """The command that began the run, if it was noted; or else one that begins it."""
-    begun = (row.get("words") or [] for row in inputs.commands)
-    known = (words for words in begun if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]))
-    data = str(inputs.facts.get("data", "SPEC"))
-    usual = ["train", "--recipe", _recipe(inputs), "--data", data, "--run", inputs.folder]
-    return f"superformer {shlex.join(map(str, next(known, usual)))}"
-
-
-def _middle(inputs: Inputs) -> str:
-    """A limit that about half of the networks meet."""
-    archs = inputs.space.sample(99, seed=0)
-    macs = sorted(cost(inputs.space, archs, num_classes=inputs.num_classes).macs)
-    return amount(float(f"{macs[49]:.2g}")).replace(" ", "")
