@@ -75,8 +75,7 @@ def coefficients(first: ArrayLike, second: ArrayLike) -> dict[str, float | None]
 
 
 def intervals(first: ArrayLike, second: ArrayLike, seed: int = 0, draws: int = DRAWS) -> dict[str, list[float] | None]:
-    """Bootstrap confidence intervals: percentiles over resampled pairs. Resamples in which one side never changes say
-    nothing."""
+    """Bootstrap confidence intervals: percentiles over resampled pairs, but for those in which one side is constant."""
     a, b = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if len(a) < 3:
         return dict.fromkeys(COEFFICIENTS)

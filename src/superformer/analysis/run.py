@@ -107,9 +107,8 @@ def _latency(asked: _Request) -> Any:
 
 
 def predicted_latency(front: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Predicted against measured latency of a ``front.json``, where a search had a table of latencies
-    (`superformer.cost.latency_table`): points (predicted, measured) in seconds, the median relative error and the rank
-    correlation; None if nothing of it was measured."""
+    """Predicted against measured latency of a ``front.json`` (`superformer.cost.latency_table`): points in seconds, the
+    median relative error and the rank correlation; None if nothing of it was measured."""
     points = [(row["latency"], row["measured"]) for row in front["front"] if "latency" in row and "measured" in row]
     if not points:
         return None
@@ -163,9 +162,8 @@ COMPUTED_BY: dict[str, Callable[[_Request], Any]] = {
 def _summary(name: str, found: Any) -> str:
     """One line about a part."""
     if name == "distributions":
-        errors = [f"mean error {d['mean']:.2f} %, median {d['median']:.2f} %" for d in found]
-        told = zip(found, errors, strict=True)
-        return "; ".join(f"{d['name']}: {len(d['errors'])} networks, {words}" for d, words in told)
+        words = "{name}: {n} networks, mean error {mean:.2f} %, median {median:.2f} %"
+        return "; ".join(words.format(n=len(d["errors"]), **d) for d in found)
     if name == "conflicts":
         first, *_, last = [row for row in found if row["layer"] == ALL_LAYERS] * 2
         shares = [f"{100 * row['ratio']:.0f} %" for row in (first, last)]
@@ -181,9 +179,9 @@ def _summary(name: str, found: Any) -> str:
         ways = ("inherited", "finetuned", "scratch")
         return ", ".join(f"{way} {100 * float(np.mean([row[way] for row in found])):.2f} %" for way in ways)
     one = found if isinstance(found, dict) else found[0]
-    words = [f"{len(one['points'])} networks"]
+    out = f"{len(one['points'])} networks"
     for coefficient in correlation.COEFFICIENTS:
         value, ends = one[coefficient], one["intervals"][coefficient]
-        words.append(f"{coefficient} " + ("undefined" if value is None else f"{value:.2f}"))
-        words[-1] += "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
-    return ", ".join(words)
+        out += f", {coefficient} " + ("undefined" if value is None else f"{value:.2f}")
+        out += "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
+    return out

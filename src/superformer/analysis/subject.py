@@ -25,8 +25,7 @@ from superformer.space.arch import Arch
 from superformer.train.retrain import train_network, write_inherited
 
 RANDOM_KIND = "space"
-"""How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
-alike)."""
+"""Marks evaluations of random architectures in the history, as `superformer.search.space_evolution` does."""
 FINETUNING_LR = 0.1
 """Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
 

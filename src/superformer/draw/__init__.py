@@ -39,13 +39,10 @@ class _Picture:
 
     def __init__(self, arch: Arch, name: str | None, macs: float | None, params: float | None):
         # what is drawn
-        self.arch, self.name = arch, name or arch.key
-        self.id = "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
+        self.arch, self.name, self.id = arch, name or arch.key, "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
         facts = sketch.facts(arch)
-        self.maps = facts.maps
+        self.maps, self.widths, self.ratios = facts.maps, sketch.token_widths(arch), sketch.width_multiples(arch)
         self.macs, self.params = facts.macs if macs is None else macs, facts.params if params is None else params
-        self.widths = sketch.token_widths(arch)
-        self.ratios = sketch.width_multiples(arch)
         self.full = sketch.largest_multiples(self.ratios)
         # what is drawn how: widths as bars, one value as a little grid, one word as a coloured edge
         self.colour = {bar: f"b{k % 4}" for k, bar in enumerate(self.full)}
@@ -58,13 +55,16 @@ class _Picture:
         self.words = {word: f"w{k % 4}" for k, word in enumerate(words)}
         # how large cards are, and how many stand side by side
         self.slots = {bar: self._slot(bar) for bar in self.full}
-        self.card = max([54.0] + [self._inner(b) for b in blocks]) + 2 * PAD
+        inner = [54.0]
+        for b in blocks:
+            inner.append(sum(self.slots[bar] + GAP for bar in self._bars(b)) - GAP)
+            inner += [min(text_width(line, 9.5), 150) for line in self._lines(b)]
+        self.card = max(inner) + 2 * PAD
         most = max(int((MOST + GAP) / (self.card + GAP)), 1)
         self.columns = [math.ceil(n / math.ceil(n / most)) if n else 0 for n in (len(s.blocks) for s in arch.stages)]
         self.room = max(LEAST, max(self.columns, default=0) * (self.card + GAP) - GAP)
         self.wide = math.ceil(LEFT + self.room + RIGHT)
-        self.out: list[str] = []
-        self.y = 0.0
+        self.out, self.y = list[str](), 0.0
 
     def _slot(self, bar: str) -> float:
         """The room of a bar and of the two lines below it."""
@@ -90,10 +90,6 @@ class _Picture:
         shown = {*self._bars(block), self.square}
         shown |= {"heads"} if "attn" in shown else set()
         return [label(n, block[n]) for n in value_names([block]) if n not in shown or not length(block, n)]
-
-    def _inner(self, block: Values) -> float:
-        bars = sum(self.slots[b] + GAP for b in self._bars(block)) - GAP
-        return max([bars] + [min(text_width(line, 9.5), 150) for line in self._lines(block)])
 
     def put(self, tag: str, content: str | None = None, **attributes: object) -> None:
         self.out.append(svg.element(tag, content, **attributes))
@@ -127,10 +123,8 @@ class _Picture:
 
     def text(self) -> str:
         """All of it, and the same in words."""
-        self._title()
-        nodes, size = [self.y], self.arch.resolution
+        nodes, size = [self._head()], self.arch.resolution
         words = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
-        self._input()
         for i, stage in enumerate(self.arch.stages):
             nodes.append(self.y)
             self._stage(i)
@@ -153,7 +147,8 @@ class _Picture:
                 self.say(32, y + 16, str(i), 12, "on", "middle")
         return "\n".join([*self.out, *body, "</svg>", ""])
 
-    def _title(self) -> None:
+    def _head(self) -> float:
+        """The title, pictures, what holds for the whole network, and its options; where the first node is."""
         self.say(24, 38, cut(self.name, self.wide - 48, 20), 20, "h")
         costs = {"MACs": self.macs, "parameters": self.params}
         parts = [f"{amount(value)} {what}" for what, value in costs.items() if value is not None]
@@ -161,15 +156,13 @@ class _Picture:
         parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
         self.say_lines(24, parts, self.wide - 48, 12.5, 18)
-        self.y += 16
-
-    def _input(self) -> None:
-        """The first node: pictures, what holds for the whole network, and its options."""
-        size = self.arch.resolution
+        self.y, size = self.y + 16, self.arch.resolution
+        node = self.y
         parts = [f"picture {size} {TIMES} {size}", *(label(k, v) for k, v in self.arch.choices.items())]
         self.say_lines(LEFT, parts, self.room, 12, 16)
         self.say_lines(LEFT, [label(k, v) for k, v in self.arch.options.items()], self.room, 10.5, 15, "d")
         self.y += 20
+        return node
 
     def _stage(self, i: int) -> None:
         self.say(LEFT, self.y + 16, f"Stage {i + 1}", 13.5, "h")
@@ -227,8 +220,12 @@ class _Picture:
             self.say(left + slot / 2, base + 12, value_text(block[bar]), 10, "i", "middle")
             self.say(left + slot / 2, base + 24, self._note(i, k, bar), 9.5, "d", "middle")
             left += slot + between
+        room = self.card - 2 * PAD
         for n, text in enumerate(self._lines(block), 1):
-            self.say(x + PAD, y + words + n * LINE - 3, _shortened(text, self.card - 2 * PAD, 9.5), 9.5, "i")
+            name, _, own = text.rpartition(" ")
+            if name and text_width(text, 9.5) > room:  # less of the name where both are too long
+                text = f"{cut(name, room - text_width(' ' + own, 9.5), 9.5)} {own}"
+            self.say(x + PAD, y + words + n * LINE - 3, cut(text, room, 9.5), 9.5, "i")
         self.out.append("</g>")
 
     def _legend(self) -> None:
@@ -267,11 +264,3 @@ def _sentence(block: Values) -> str:
 
 def _multiple(ratio: float) -> str:
     return TIMES + (f"{ratio:.2f}".rstrip("0").rstrip(".") if ratio >= 0.01 else f"{ratio:.1g}")
-
-
-def _shortened(text: str, room: float, size: float) -> str:
-    """A name and its value, with less of the name where both are too long."""
-    name, _, value = text.rpartition(" ")
-    if not name or text_width(text, size) <= room:
-        return cut(text, room, size)
-    return cut(f"{cut(name, room - text_width(' ' + value, size), size)} {value}", room, size)

@@ -40,8 +40,7 @@ def facts(arch: Arch) -> Facts:
     """Of an architecture that is no network of a known family there are none, and it can be drawn all the same."""
     try:
         space = point(arch)
-        own = cost(space, arch.canonical())
-        net = skeleton(space, 1000)
+        own, net = cost(space, arch.canonical()), skeleton(space, 1000)
         values = {**arch.choices, "resolution": arch.resolution}
         rows, cols = net.grid(values, *net.canvas(values, (arch.resolution, arch.resolution)))
         maps = [net.stage_grid(i, (int(rows), int(cols))) for i in range(len(arch.stages))]
@@ -76,8 +75,7 @@ def largest_multiples(multiples: list[list[dict[str, float]]]) -> dict[str, floa
 def value_names(blocks: Iterable[Values]) -> list[str]:
     """The names of these blocks' values: words, heads, widths, squares, then the others."""
     words = {name for block in blocks for name, value in block.items() if isinstance(value, str)}
-    known = ["heads", *WIDTHS, *SQUARES]
-    found = sorted({name for block in blocks for name in block})
+    known, found = ["heads", *WIDTHS, *SQUARES], sorted({name for block in blocks for name in block})
     return sorted(found, key=lambda n: (n not in words, known.index(n) if n in known else len(known)))
 
 

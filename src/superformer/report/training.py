@@ -1,6 +1,5 @@
-"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4).
-
-And how the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6)."""
+"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4);
+how the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6)."""
 
 from __future__ import annotations
 
@@ -77,15 +76,13 @@ def conflicts(inputs: Inputs) -> Section | None:
     told = "Gradients of the largest sub-network and of the others, compared layer by layer. "
     if lines:
         epochs, unit = _epochs(inputs.of("step"))
-        x = [line["step"] * epochs for line in lines]
-        ratio = [100 * line["ratio"] for line in lines]
+        x, ratio = [line["step"] * epochs for line in lines], [100 * line["ratio"] for line in lines]
         cosine = [line.get("cosine") for line in lines]
         mean = float(np.mean(ratio))
         told += f"On average {mean:.1f} % of the layers had a negative cosine "
         told += "(NASViT's negative cosine similarity ratio, table 4)."
         label = f"Share of layers with conflicting gradients over training; on average {mean:.1f} %."
-        shown = [series("layers in conflict", x, ratio, "line", 1)]
-        y = axis("layers in conflict", "percent", 0, 10)
+        shown, y = [series("layers in conflict", x, ratio, "line", 1)], axis("layers in conflict", "percent", 0, 10)
         charts["conflict-ratio"] = plot(label, axis(unit), y, shown, together=True)
         label, shown = "Cosine of the whole gradients over training.", [series("cosine", x, cosine, "line", 0)]
         charts["conflict-cosine"] = plot(label, axis(unit), axis("cosine", low=0), shown, together=True)
@@ -93,8 +90,9 @@ def conflicts(inputs: Inputs) -> Section | None:
         figures.append(place("conflict-cosine", "Cosine of the whole gradients"))
         if any(line.get("layers") for line in lines):
             charts["conflict-layers"] = _cosines(lines, x, unit)
-            note = "Blue: the gradients agree. Orange: they point apart. "
-            note += "A stroke: the layer did not run in these steps."
+            note = (
+                "Blue: the gradients agree. Orange: they point apart. A stroke: the layer did not run in these steps."
+            )
             figures.append(place("conflict-layers", "Cosine of each layer's gradients", note, "wide"))
     if ratios:
         charts["conflict-epochs"] = _ratios_by_epoch(ratios)
