@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import superformer as sf
+from superformer.draw.sketch import space_table
 from superformer.space import point
 from superformer.space.costs import Exact
 from superformer.spaces import arch as published_arch
-from superformer.spaces.table import space_table
 
 FILE = Path(sf.__file__).parent / "spaces" / "catalogue.json"
 Row = dict[str, Any]

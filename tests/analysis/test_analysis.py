@@ -17,13 +17,7 @@ from rich.console import Console
 
 import superformer as sf
 from superformer.analysis import correlation
-from superformer.analysis.distributions import (
-    Distribution,
-    conflict_ratios,
-    conflict_table,
-    distributions,
-    known_errors,
-)
+from superformer.analysis.distributions import Distribution, conflict_ratios, distributions, known_errors
 from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
@@ -108,21 +102,18 @@ def test_conflict_ratios():
         line(20, stages_0_blocks_0=-0.1, stages_0_enter=0.2),  # the last step of the first epoch
         line(21, stages_0_blocks_0=0.1, stages_1_blocks_10=-0.2, stages_1_blocks_9=0.1, stem=-1.0),
     ]
-    layers, epochs, found = conflict_table(conflict_ratios(lines))
-    assert layers == [
-        "stem",
-        "stages.0.enter",
-        "stages.0.blocks.0",
-        "stages.1.blocks.9",
-        "stages.1.blocks.10",
-        "head",
-        "all",
+    found = [(row["epoch"], row["layer"], row["ratio"]) for row in conflict_ratios(lines)]
+    assert found == [
+        (1, "stages.0.enter", 0),
+        (1, "stages.0.blocks.0", 2 / 3),
+        (1, "head", 1),
+        (1, "all", 3 / 7),
+        (2, "stem", 1),
+        (2, "stages.0.blocks.0", 0),
+        (2, "stages.1.blocks.9", 0),
+        (2, "stages.1.blocks.10", 1),
+        (2, "all", 2 / 4),
     ]
-    assert epochs == [1, 2]
-    assert found == [[None, 1], [0, None], [2 / 3, 0], [None, 0], [None, 1], [1, None], [3 / 7, 2 / 4]]
-    stages = {(row["layer"], row["epoch"]): row["ratio"] for row in conflict_ratios(lines, by="stage")}
-    assert stages["stage 1", 1] == 2 / 6
-    assert stages["stage 2", 2] == 1 / 2
     assert conflict_ratios([lines[0]]) == []
 
 

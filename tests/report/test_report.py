@@ -22,8 +22,9 @@ from rich.console import Console
 import superformer as sf
 from superformer.draw.svg import DARK, LIGHT
 from superformer.errors import SuperformerError, amount
+from superformer.report import _json as page_json
 from superformer.report import markup as charts
-from superformer.report import page, write
+from superformer.report import write
 from superformer.report.inputs import MOST, Points, compact, read
 from superformer.report.reproduction import rebuilt
 from superformer.runs.folder import RunError
@@ -363,7 +364,7 @@ def test_the_commands_to_repeat_a_run(searched: Path, run: Path) -> None:
     )
 )
 def test_no_value_ends_the_data(values: Any) -> None:
-    text = page._json({"values": values})
+    text = page_json({"values": values})
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"values": values}
 
@@ -390,7 +391,7 @@ def test_architectures_in_few_characters() -> None:
         a.to_json() for name in ("vit-resnas-tiny", "vitas-twins-small") for a in sf.space(name).sample(50, seed=0)
     ]
     packed = json.loads(json.dumps(compact(archs, [99])))
-    assert len(page._json(compact(archs * 20, []))) < 0.3 * 20 * sum(map(len, archs))
+    assert len(page_json(compact(archs * 20, []))) < 0.3 * 20 * sum(map(len, archs))
     for text, (head, *stages) in zip(archs, packed["codes"], strict=True):
         plain = json.loads(text)
         blocks = [[packed["blocks"][b] for b in own] for _, *own in stages]
@@ -413,4 +414,4 @@ def test_a_long_history_still_fits() -> None:
     assert [columns["key"][k] for k in columns["front"]] == [records[8_999].key, records[7].key]
     assert columns["best"] == columns["front"][0]
     assert columns["measured"] == {columns["front"][1]: 0.1}
-    assert len(page._json(columns)) < 3.5e6
+    assert len(page_json(columns)) < 3.5e6

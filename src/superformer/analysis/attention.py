@@ -7,6 +7,7 @@ keys lie, every block says itself (`superformer.elastic.positions`)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,7 @@ def _weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, sca
 @dataclass(frozen=True)
 class Attended:
     """The attention of a block: ``weights`` (pictures, windows, heads, queries, keys), and where queries and keys are.
-
-    ``patch``: pixels in a row that a token stands for.
-    """
+    ``patch``: pixels in a row that a token stands for."""
 
     stage: int
     block: int
@@ -73,27 +72,23 @@ class Attended:
         own = self.places
         found = (own.queries == torch.tensor([row, col], dtype=own.queries.dtype)).all(-1) & own.real
         if not found.any():
-            raise SuperformerError(
-                f"block {self.name} has no token at row {row}, column {col}: its map has {own.grid[0]} x {own.grid[1]}"
-            )
+            size = f"{own.grid[0]} x {own.grid[1]}"
+            raise SuperformerError(f"block {self.name} has no token at row {row}, column {col}: its map has {size}")
         window, query = (int(n) for n in found.nonzero()[0])
         corner = (own.keys[window] - (own.side - 1) / 2).round().long()
         there = own.pairs[window, query]
         weights = self.weights[:, window, :, query, there] / own.side**2
         out = weights.new_zeros(*weights.shape[:2], *own.grid)
-        for down in range(own.side):
-            for right in range(own.side):
-                at = corner[there] + torch.tensor([down, right])
-                out[:, :, at[:, 0], at[:, 1]] = weights
+        for spread in itertools.product(range(own.side), repeat=2):
+            at = corner[there] + torch.tensor(spread)
+            out[:, :, at[:, 0], at[:, 1]] = weights
         return out
 
 
 @torch.no_grad()
 def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "left") -> Iterator[Attended]:
-    """The attention of every block of a sub-network (or of a stand-alone network) that attends, first to last, on
-    pictures."""
-    arch = net._arch(arch)
-    was = net.training
+    """The attention, on pictures, of every block that attends of a sub-network (or a stand-alone one), in order."""
+    arch, was = net._arch(arch), net.training
     net.eval()
     try:
         at = net.plan(arch, (int(x.shape[-2]), int(x.shape[-1])), side)
@@ -134,23 +129,19 @@ def mean_distance(weights: Tensor, where: Places) -> Tensor:
 
 
 def _distances_of_real(shares: Tensor, where: Places) -> Tensor:
-    """The distances of keys, with their shares (pictures, windows, heads, queries, keys), of the queries that are in
-    the picture."""
-    found = (shares * where.distances[:, None]).sum(-1)
-    return found.permute(0, 2, 1, 3)[:, :, where.real]
+    """Of the queries in the picture, by the shares of their keys: (pictures, windows, heads, queries, keys)."""
+    return (shares * where.distances[:, None]).sum(-1).permute(0, 2, 1, 3)[:, :, where.real]
 
 
 def attention_distances(
     net: Network, batches: Iterable[Tensor], arch: Arch | None = None, tops: Sequence[int] = TOP
 ) -> list[dict[str, Any]]:
-    """How far each block looks (figure 4, f and g), in pixels: a row for each block that attends and has tokens of the
-    picture as queries.
+    """How far each block looks (figure 4, f and g), in pixels: a row for each that has queries in the picture.
 
     ``top5`` and ``top10``: the mean over pictures, heads and queries of the mean distance of their top keys;
     ``quartiles`` of these over pictures, heads and queries (its box plots), ``by_head`` their mean for each head;
     ``mean``: over all keys, by attention."""
-    found: dict[str, dict[str, list[Tensor]]] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    found, facts = dict[str, dict[str, list[Tensor]]](), dict[str, dict[str, Any]]()
     for x in batches:
         for one in attended(net, x, arch):
             if not one.places.real.any():
@@ -164,19 +155,9 @@ def attention_distances(
     rows = []
     for name, lists in found.items():
         values = {key: torch.cat(parts) for key, parts in lists.items()}
-        rows.append(
-            {
-                "block": name,
-                **{key: float(v.nanmean()) for key, v in values.items()},
-                **facts[name],
-                "quartiles": {key: _quartiles(v) for key, v in values.items()},
-                "by_head": {key: v.nanmean((0, 2)).tolist() for key, v in values.items()},
-            }
-        )
+        some = {key: v.flatten()[:: -(-v.numel() // MANY)] for key, v in values.items()}
+        means = {key: float(v.nanmean()) for key, v in values.items()}
+        quartiles = {key: torch.nanquantile(v, QUARTILES).tolist() for key, v in some.items()}
+        by_head = {key: v.nanmean((0, 2)).tolist() for key, v in values.items()}
+        rows.append({"block": name, **means, **facts[name], "quartiles": quartiles, "by_head": by_head})
     return rows
-
-
-def _quartiles(values: Tensor) -> list[float]:
-    flat = values.flatten()
-    quartiles: list[float] = torch.nanquantile(flat[:: -(-len(flat) // MANY)], QUARTILES).tolist()
-    return quartiles

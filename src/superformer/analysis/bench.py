@@ -1,7 +1,6 @@
 """How fast networks are here: latency at batch 1 and throughput, in torch as it is, compiled, and in ONNX Runtime.
 
-All networks, runtimes and batches are measured in turn (`superformer.cost.latency`), so that they can be compared on a
-busy machine, too."""
+All are measured in turn (`superformer.cost.latency`), so that they can be compared on a busy machine, too."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.machine import machine
-from superformer.progress import doing, teller
+from superformer.progress import doing, quiet, teller
 from superformer.runs.folder import Run, note_command
 from superformer.runs.storage import load_network, load_supernet
 from superformer.settings import RUNTIMES
@@ -50,14 +49,15 @@ def bench(
     """Times of a published model, a model of timm, a folder with a stored network, or a run.
 
     Of a run: its retrained network and its front, or those that ``which`` names (``model`` is the retrained one); also
-    written to its ``bench.json``. All networks are measured in turn, ``seconds`` each for every runtime and batch. A
-    runtime that a network cannot run in gives a row with an ``error``."""
+    written to its ``bench.json``. Each is measured for ``seconds`` in every runtime and batch; where it cannot run,
+    the row has an ``error``."""
     sources = network_sources(what, which)
     if not runtimes or not batches or min(batches) < 1 or threads < 1 or not seconds > 0:
         raise SuperformerError("runtimes and batches must be given, and batches, threads and seconds must be positive")
-    rows: list[dict[str, Any]] = []
+    rows, once = list[dict[str, Any]](), tuple(sorted(set(batches)))
     for group in _groups(_load(sources, what)):
-        rows += _measure(group, runtimes, threads, sorted(set(batches)), seconds, console or Console(quiet=True))
+        pairs = [(network, runtime) for network in group for runtime in runtimes]
+        rows += _measure(pairs, threads, once, seconds, quiet(console))
     onnx_ran = any(row["runtime"] == "onnx" and "error" not in row for row in rows)
     found = {"machine": machine(runtime="onnx" if onnx_ran else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
@@ -82,9 +82,6 @@ def summary(found: dict[str, Any]) -> list[dict[str, Any]]:
     return list(out.values())
 
 
-# --- the networks ---
-
-
 class NetworkSource(NamedTuple):
     """Where a network comes from: an architecture of the run that was named, a folder, or else a model's name."""
 
@@ -102,18 +99,21 @@ class BenchedNetwork(NamedTuple):
     img_size: int | tuple[int, int]
 
 
+Pairs = list[tuple[BenchedNetwork, str]]
+"""Networks and runtimes."""
+Batches = tuple[int, ...]
+
+
 def network_sources(what: str, which: Sequence[str] = ()) -> list[NetworkSource]:
-    """The networks that ``what`` means; of a run, those that ``which`` names, or its retrained one and its front. A
-    mistake is an error."""
+    """The networks that ``what`` means; of a run, those that ``which`` names, or its retrained one and its front."""
     run = Run(Path(what))
     if run.recipe_file.exists():
         if which:
-            return [
-                NetworkSource("model", folder=run.model_folder())
-                if word == "model"
-                else NetworkSource(word, run.arch(word))
-                for word in which
-            ]
+            sources = []
+            for word in which:
+                arch = None if word == "model" else run.arch(word)
+                sources.append(NetworkSource(word, arch, run.model_folder() if arch is None else None))
+            return sources
         run.require_trained()
         out = [NetworkSource("model", folder=run.model_folder())] if run.retrained else []
         rows = run.front()["front"][:FRONT_NETWORKS] if run.front_file.exists() or not out else []
@@ -125,9 +125,8 @@ def network_sources(what: str, which: Sequence[str] = ()) -> list[NetworkSource]
     if what in models() or timm.is_model(what):
         return [NetworkSource(what)]
     if run.folder.is_dir():
-        raise SuperformerError(
-            f"{what} holds neither a run (recipe.yaml) nor a network ({CONFIG} and model.safetensors)"
-        )
+        network = f"a network ({CONFIG} and model.safetensors)"
+        raise SuperformerError(f"{what} holds neither a run (recipe.yaml) nor {network}")
     near = difflib.get_close_matches(what, [*models(), *timm.list_models()], n=1, cutoff=0.7)
     hint = f"did you mean {near[0]!r}? " if near else ""
     possible = f"{', '.join(models())}; any model of timm; the folder of a run or of a network"
@@ -159,9 +158,6 @@ def _load(sources: Sequence[NetworkSource], what: str) -> list[BenchedNetwork]:
     return out
 
 
-# --- measuring ---
-
-
 def _groups(networks: Sequence[BenchedNetwork]) -> Iterator[list[BenchedNetwork]]:
     group: list[BenchedNetwork] = []
     for network in networks:
@@ -173,17 +169,9 @@ def _groups(networks: Sequence[BenchedNetwork]) -> Iterator[list[BenchedNetwork]
         yield group
 
 
-def _measure(
-    networks: Sequence[BenchedNetwork],
-    runtimes: Sequence[str],
-    threads: int,
-    batches: Sequence[int],
-    seconds: float,
-    console: Console,
-) -> list[dict[str, Any]]:
+def _measure(pairs: Pairs, threads: int, batches: Batches, seconds: float, console: Console) -> list[dict[str, Any]]:
     """A row for each network, runtime and batch."""
-    pairs = [(network, runtime) for network in networks for runtime in runtimes]
-    jobs = [Job(network.net, runtime, tuple(batches), network.img_size) for network, runtime in pairs]
+    jobs = [Job(network.net, runtime, batches, network.img_size) for network, runtime in pairs]
     with doing(console) as tell:
 
         def making(k: int) -> None:
@@ -206,9 +194,8 @@ def _measure(
             why = next(iter(str(result).splitlines()), "")[:200]
             why = why if isinstance(result, SuperformerError) else f"{type(result).__name__}: {why}"
             rows += [{**own, "batch": batch, "error": why} for batch in batches]
-        else:
-            rows += [
-                {**own, "batch": batch, "median": time.median, "p90": time.p90, "throughput": time.throughput}
-                for batch, time in zip(batches, result, strict=True)
-            ]
+            continue
+        for batch, time in zip(batches, result, strict=True):
+            times = {"median": time.median, "p90": time.p90, "throughput": time.throughput}
+            rows.append({**own, "batch": batch, **times})
     return rows

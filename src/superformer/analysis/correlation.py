@@ -9,17 +9,16 @@ Two pairs of rankings:
 Eq. 16 (Kendall) has no ties ("the ranks are distinct integers"); accuracies on few pictures have many, so this is
 tau-b, which is eq. 16 where there are none.
 
-And several searches, or several runs: how much of what was found is chance. Of the fronts: the best accuracy within a
-budget (mean and spread over the seeds, at as many budgets as wanted: the empirical attainment), and the hypervolume up
-to one shared reference. Of the architectures on them: how many are the same, and how far the others are apart, choice
-by choice."""
+And several searches: how much of what was found is chance. Of the fronts: the best accuracy within a budget (mean and
+spread over the seeds, at many budgets: the empirical attainment), and the hypervolume up to one shared reference. Of
+the architectures on them: how many are the same, and how far the others are apart, choice by choice."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,16 +57,11 @@ MAXIMISE = (True, False)
 BUDGETS = 20
 """At which the attainment is told."""
 
-COEFFICIENTS: dict[str, Callable[[Floats, Floats], Any]] = {
-    "pearson": stats.pearsonr,
-    "spearman": stats.spearmanr,
-    "kendall": stats.kendalltau,
-}
+COEFFICIENTS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
 def coefficients(first: ArrayLike, second: ArrayLike) -> dict[str, float | None]:
-    """Pearson's and Spearman's (eq. 14, of values and of ranks) and Kendall's (eq. 16); None where one side never
-    changes."""
+    """Pearson's and Spearman's (eq. 14, of values and ranks), Kendall's (eq. 16); None where one side never changes."""
     a, b = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if a.shape != b.shape or a.ndim != 1:
         raise SuperformerError(f"a correlation is of two lists of the same length, not of {a.shape} and {b.shape}")
@@ -80,8 +74,7 @@ def coefficients(first: ArrayLike, second: ArrayLike) -> dict[str, float | None]
 
 
 def intervals(first: ArrayLike, second: ArrayLike, seed: int = 0, draws: int = DRAWS) -> dict[str, list[float] | None]:
-    """Bootstrap confidence intervals: percentiles over resampled pairs. Resamples in which one side never changes say
-    nothing."""
+    """Bootstrap confidence intervals: percentiles over resampled pairs, but for those in which one side is constant."""
     a, b = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if len(a) < 3:
         return dict.fromkeys(COEFFICIENTS)
@@ -121,25 +114,17 @@ def correlate(
     name: str, points: Sequence[tuple[float, float]], groups: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Any]:
     """The coefficients of points with their confidence intervals, and those within each group."""
-    pairs = np.asarray(points, dtype=np.float64).reshape(-1, 2)
-    first, second = pairs.T
+    pairs, marks = np.asarray(points, dtype=np.float64).reshape(-1, 2), np.asarray(groups)
     if groups and len(groups) != len(pairs):
         raise SuperformerError(f"{len(groups)} groups were given for {len(pairs)} points")
-    marks = np.asarray(groups)
-    inside = [pairs[marks == group] for group in dict.fromkeys(groups)]
+    inside = {group: pairs[marks == group] for group in dict.fromkeys(groups)}
     return {
         "name": name,
-        **coefficients(first, second),
-        "intervals": intervals(first, second, seed),
+        **coefficients(pairs[:, 0], pairs[:, 1]),
+        "intervals": intervals(pairs[:, 0], pairs[:, 1], seed),
         "points": pairs.tolist(),
-        "groups": [
-            {"name": group, "n": len(own), **coefficients(own[:, 0], own[:, 1])}
-            for group, own in zip(dict.fromkeys(groups), inside, strict=True)
-        ],
+        "groups": [{"name": group, "n": len(own), **coefficients(*own.T)} for group, own in inside.items()],
     }
-
-
-# --- of a run ---
 
 
 @dataclass(frozen=True)
@@ -153,8 +138,7 @@ class Drawn:
 
 def drawn_over_macs(subject: Subject, settings: Settings) -> list[Drawn]:
     """Different architectures, an equal number in each of ``settings.groups`` ranges of MACs of equal width (ViTAS v2,
-    section 6.4: 2,000 in 8 ranges). A range without any architecture is left out, and one with few gives as many as it
-    has."""
+    section 6.4: 2,000 in 8 ranges). A range with too few architectures gives those it has."""
     n, groups = settings.architectures, settings.groups
     if n < groups:
         raise SuperformerError(f"{n} architectures cannot be drawn in {groups} groups: each needs at least one")
@@ -183,21 +167,16 @@ def against_macs(subject: Subject, settings: Settings, console: Console | None =
 def against_standalone(
     subject: Subject, settings: Settings, epochs: float, train: Standalone, console: Console | None = None
 ) -> dict[str, Any]:
-    """Accuracy in the supernet against that of the same networks trained by themselves for ``epochs``; and their
-    table."""
+    """Accuracy in the supernet against that of the same networks trained by themselves for ``epochs``; a table, too."""
     drawn = drawn_over_macs(subject, settings)
     scores = subject.inherited([d.arch for d in drawn], console)
     alone = [train(subject.run, d.arch, "scratch", epochs) for d in each(drawn, "training by itself", console)]
     points, groups = list(zip(scores, alone, strict=True)), [d.group for d in drawn]
     found = correlate("supernet and stand-alone", points, groups, settings.seed)
-    rows = [
-        {"key": d.arch.key, "macs": d.macs, "group": d.group, "supernet": score, "standalone": own}
-        for d, score, own in zip(drawn, scores, alone, strict=True)
-    ]
+    rows = []
+    for d, (score, own) in zip(drawn, points, strict=True):
+        rows.append({"key": d.arch.key, "macs": d.macs, "group": d.group, "supernet": score, "standalone": own})
     return {**found, "epochs": epochs, "table": rows}
-
-
-# --- several searches ---
 
 
 @dataclass(frozen=True)
@@ -230,19 +209,12 @@ def fronts(folders: Iterable[str | Path]) -> list[Front]:
     return found
 
 
-def search_front(
-    subject: Subject,
-    seed: int,
-    limits: Limits | None = None,
-    method: str | None = None,
-    changes: Mapping[str, Any] | None = None,
-    console: Console | None = None,
-) -> Front:
+def search_front(subject: Subject, seed: int, settings: Settings, console: Console | None = None) -> Front:
     """The front of one search of a run with a seed, and of nothing else that its history knows. What the history knows
     is not evaluated again, and everything new is kept there; ``front.json`` stays as it is."""
-    task = Task.of(subject.run, dict(limits or {}), method, Options(seed=seed), dict(changes or {}), lambda text: None)
-    archs: list[Arch] = []
-    found: list[Score] = []
+    limits: Limits = {} if settings.macs_max is None else {"macs": (0.0, settings.macs_max)}
+    task = Task.of(subject.run, limits, settings.method, Options(seed=seed), settings.search, lambda text: None)
+    archs, found = list[Arch](), list[Score]()
     with subject.run.lock(), subject.history() as history:
         scorer = Scorer(subject.evaluator(), history, World.join())
         for scored in with_progress(rounds(task, scorer), quiet(console)):
@@ -253,12 +225,10 @@ def search_front(
 
 
 def fronts_summary(found: Sequence[Front], space: Space, budgets: Sequence[float] = ()) -> dict[str, Any]:
-    """What several fronts have in common. The reference of the hypervolume is the worst of all fronts in both
-    objectives."""
+    """What several fronts have in common. The hypervolume's reference is the worst of all in both objectives."""
     if len(found) < 2 or not all(len(front.archs) for front in found):
-        raise SuperformerError(
-            f"a spread needs the fronts of two or more searches, each with something on it; {len(found)} were given"
-        )
+        needs = "a spread needs the fronts of two or more searches, each with something on it"
+        raise SuperformerError(f"{needs}; {len(found)} were given")
     macs, accuracy = (np.concatenate([getattr(f, name) for f in found]) for name in ("macs", "accuracy"))
     reference = (float(accuracy.min()), float(macs.max()))
     volumes = [pareto.hypervolume(np.stack([f.accuracy, f.macs], 1), MAXIMISE, reference) for f in found]
@@ -293,26 +263,22 @@ def overlap(found: Sequence[Sequence[Arch]], space: Space) -> dict[str, Any]:
     jaccard = [len(a & b) / len(a | b) for (_, a), (_, b) in pairs]
     gaps = np.concatenate([_gaps(space, x, y) for (a, _), (b, _) in pairs for x, y in ((a, b), (b, a))])
     names = [name.rpartition(".")[2] for name in space.gene_names]
-    choices = {
-        choice: float(np.nanmean(own))
-        for choice in dict.fromkeys(names)
-        if not np.isnan(own := gaps[:, [n for n, name in enumerate(names) if name == choice]]).all()
-    }
-    return {
-        "jaccard": float(np.mean(jaccard)),
-        "distance": float(_mean(gaps).mean()) if gaps.size else 0.0,
-        "by_choice": choices,
-    }
+    by_choice = {}
+    for choice in dict.fromkeys(names):
+        own = gaps[:, [n for n, name in enumerate(names) if name == choice]]
+        if not np.isnan(own).all():
+            by_choice[choice] = float(np.nanmean(own))
+    distance = float(_mean(gaps).mean()) if gaps.size else 0.0
+    return {"jaccard": float(np.mean(jaccard)), "distance": distance, "by_choice": by_choice}
 
 
 def _gaps(space: Space, rows: Genes, others: Genes) -> Floats:
-    """How far each row's genes are from those of the nearest other row, as shares of their ranges; not a number where
-    one has no such block."""
+    """How far each row's genes are from those of the nearest other row, as shares of their ranges; NaN where one has no
+    such block."""
     steps = np.maximum(np.asarray(space.bounds, dtype=np.float64) - 1, 1)
     both = alive(space, rows)[:, None] & alive(space, others)
     apart = np.where(both, np.abs(rows[:, None] - others) / steps, np.nan)
-    nearest = _mean(apart).argmin(1)
-    out: Floats = apart[np.arange(len(rows)), nearest]
+    out: Floats = apart[np.arange(len(rows)), _mean(apart).argmin(1)]
     return out
 
 

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
+from superformer.analysis.settings import Settings
 from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
 from superformer.runs.folder import Run
 
-Limit = tuple[float | None, float | None]
 ALL_LAYERS = "all"
 """The layers together: table 4."""
 
@@ -56,25 +56,13 @@ class Distribution:
 
 
 def known_errors(subject: Subject) -> list[float]:
-    """The errors of the random architectures that the history knows.
-
-    Evolving a space draws from it and from its sub-spaces, each value of a dimension as often as any other: all
-    together, every choice is uniform, as in a draw from the space itself."""
+    """The errors of the random architectures that the history knows. Evolving a space draws from its sub-spaces, too,
+    each value of a dimension as often as any other: all together, every choice is uniform, as in the space itself."""
     return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == RANDOM_KIND]
 
 
-def sampled_errors(
-    subject: Subject, n: int, seed: int = 0, macs: Limit | None = None, console: Console | None = None
-) -> list[float]:
-    """The errors of ``n`` random architectures, within limits of MACs if there are any; what the history knows is not
-    evaluated again."""
-    archs = subject.space.sample(n, np.random.default_rng([seed, 6]), macs=macs, num_classes=subject.net.num_classes)
-    return [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, RANDOM_KIND)]
-
-
 def trained_spaces(folder: str | Path) -> list[tuple[str, Path]]:
-    """The trained runs of a folder: itself, or where the space evolved (`superformer.search.space_evolution`) one for
-    each space, first to last."""
+    """The trained runs of a folder: itself, or where the space evolved one for each space, first to last."""
     folder = Path(folder)
     before = sorted((f for f in (folder / "spaces").glob("*") if f.name.isdigit()), key=lambda f: int(f.name))
     if not before:
@@ -84,31 +72,28 @@ def trained_spaces(folder: str | Path) -> list[tuple[str, Path]]:
 
 
 def distributions(
-    folder: str | Path,
-    samples: int | None = None,
-    seed: int = 0,
-    macs: Limit | None = None,
-    console: Console | None = None,
+    folder: str | Path, settings: Settings | None = None, console: Console | None = None
 ) -> list[Distribution]:
-    """A distribution for each space of a run: of ``samples`` random architectures, or without it of those that its
-    histories know."""
-    found = []
+    """A distribution for each space of a run: of ``settings.samples`` random architectures up to its MACs (what the
+    history knows is not evaluated again), or without them of those that its histories know."""
+    own, found = settings or Settings(), []
     for name, place in trained_spaces(folder):
-        if samples is None and not Run(place).history_file.exists():
+        if own.samples is None and not Run(place).history_file.exists():
             continue
         subject = Subject.open(place)
-        errors = known_errors(subject) if samples is None else sampled_errors(subject, samples, seed, macs, console)
+        if own.samples is None:
+            errors = known_errors(subject)
+        else:
+            limit, rng = None if own.macs_max is None else (None, own.macs_max), np.random.default_rng([own.seed, 6])
+            archs = subject.space.sample(own.samples, rng, macs=limit, num_classes=subject.net.num_classes)
+            errors = [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, RANDOM_KIND)]
         if errors:
             found.append(Distribution.of(name, errors))
     return found
 
 
-# --- conflicts of gradients ---
-
-
-def conflict_ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> list[dict[str, Any]]:
-    """Rows of layer, epoch (from 1) and ratio, from the lines of a run's metrics. ``by="stage"`` takes the layers of a
-    stage together. The rows of each epoch end with that of all layers."""
+def conflict_ratios(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of layer, epoch (from 1) and ratio, from the lines of a run's metrics; each epoch's end with all layers."""
     lines = list(lines)
     steps = (line for line in lines if line.get("kind") == "step" and line["epoch"] > 0)
     steps_per_epoch = next((line["step"] / line["epoch"] for line in steps), math.inf)
@@ -118,7 +103,7 @@ def conflict_ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> li
             continue
         epoch = 1 + int((line["step"] - 1) / steps_per_epoch + 1e-9)
         for layer, cosine in line["layers"].items():
-            for name in (layer if by == "layer" else _stage(layer), ALL_LAYERS):
+            for name in (layer, ALL_LAYERS):
                 signs.setdefault(epoch, {}).setdefault(name, []).append(cosine < 0)
     return [
         {"layer": name, "epoch": epoch, "ratio": sum(found) / len(found), "measured": len(found)}
@@ -127,23 +112,8 @@ def conflict_ratios(lines: Iterable[Mapping[str, Any]], by: str = "layer") -> li
     ]
 
 
-def conflict_table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[int], list[list[float | None]]]:
-    """The layers, the epochs, and the ratio of each layer (a row) in each epoch; None where it was not measured."""
-    known = {(row["layer"], row["epoch"]): float(row["ratio"]) for row in rows}
-    layers = sorted({layer for layer, _ in known}, key=_network_order)
-    epochs = sorted({epoch for _, epoch in known})
-    return layers, epochs, [[known.get((layer, epoch)) for epoch in epochs] for layer in layers]
-
-
-def _stage(layer: str) -> str:
-    """The stage of a layer, or the layer itself outside of all stages."""
-    found = re.match(r"stages\.(\d+)", layer)
-    return f"stage {int(found[1]) + 1}" if found else layer
-
-
 def _network_order(name: str) -> tuple[int, list[int | str]]:
-    """In the order of the network: what comes before the stages, the stages (their entry first), what comes after, all
-    of them."""
+    """As in the network: what comes before the stages, the stages (entry first), what comes after, all of them."""
     first = name.startswith(("stem", "cls", "pos", "proj"))
     at = 4 if name == ALL_LAYERS else 1 if name.startswith("stage") else 0 if first else 3
     return at, [int(part) if part.isdigit() else part.replace("enter", "") for part in re.split(r"(\d+)", name)]

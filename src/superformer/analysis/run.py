@@ -83,26 +83,19 @@ def _write(run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-# --- the parts ---
-
-
 def _distributions(asked: _Request) -> Any:
-    own, most = asked.settings, asked.settings.macs_max
-    limit = None if most is None else (None, most)
-    found = distributions(asked.run.folder, own.samples, own.seed, limit, asked.console)
+    found = distributions(asked.run.folder, asked.settings, asked.console)
     if not found:
-        raise SuperformerError(
-            "no random network of the space was evaluated yet: distributions samples=100 evaluates some"
-        )
+        told = "no random network of the space was evaluated yet"
+        raise SuperformerError(f"{told}: distributions samples=100 evaluates some")
     return [one.to_dict() for one in found]
 
 
 def _conflicts(asked: _Request) -> Any:
     found = conflict_ratios(asked.run.metrics())
     if not found:
-        raise SuperformerError(
-            "no conflict of gradients was measured: training with sampling.rule=sandwich and watch.conflicts=10 does"
-        )
+        how = "training with sampling.rule=sandwich and watch.conflicts=10 does"
+        raise SuperformerError(f"no conflict of gradients was measured: {how}")
     return found
 
 
@@ -114,9 +107,8 @@ def _latency(asked: _Request) -> Any:
 
 
 def predicted_latency(front: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Predicted against measured latency of a ``front.json``, where a search had a table of latencies
-    (`superformer.cost.latency_table`): points (predicted, measured) in seconds, the median relative error and the rank
-    correlation; None if nothing of it was measured."""
+    """Predicted against measured latency of a ``front.json`` (`superformer.cost.latency_table`): points in seconds, the
+    median relative error and the rank correlation; None if nothing of it was measured."""
     points = [(row["latency"], row["measured"]) for row in front["front"] if "latency" in row and "measured" in row]
     if not points:
         return None
@@ -139,10 +131,6 @@ def _attention(asked: _Request) -> Any:
     return [{**row, "arch": arch.key} for row in found]
 
 
-def _budgets(asked: _Request) -> Any:
-    return correlation.against_macs(asked.subject, asked.settings, asked.console)
-
-
 def _correlations(asked: _Request) -> Any:
     return [correlation.against_standalone(asked.subject, asked.settings, asked.epochs, asked.train, asked.console)]
 
@@ -155,11 +143,7 @@ def _weights(asked: _Request) -> Any:
 
 def _seeds(asked: _Request) -> Any:
     own, trained = asked.settings, asked.subject
-    limits = {} if own.macs_max is None else {"macs": (0.0, own.macs_max)}
-    fronts = [
-        correlation.search_front(trained, seed, limits, own.method, own.search, asked.console)
-        for seed in range(own.seeds)
-    ]
+    fronts = [correlation.search_front(trained, seed, own, asked.console) for seed in range(own.seeds)]
     return correlation.fronts_summary(fronts, trained.space)
 
 
@@ -168,7 +152,7 @@ COMPUTED_BY: dict[str, Callable[[_Request], Any]] = {
     "conflicts": _conflicts,
     "latency": _latency,
     "attention": _attention,
-    "budgets": _budgets,
+    "budgets": lambda asked: correlation.against_macs(asked.subject, asked.settings, asked.console),
     "seeds": _seeds,
     "correlations": _correlations,
     "weights": _weights,
@@ -178,10 +162,8 @@ COMPUTED_BY: dict[str, Callable[[_Request], Any]] = {
 def _summary(name: str, found: Any) -> str:
     """One line about a part."""
     if name == "distributions":
-        return "; ".join(
-            f"{d['name']}: {len(d['errors'])} networks, mean error {d['mean']:.2f} %, median {d['median']:.2f} %"
-            for d in found
-        )
+        words = "{name}: {n} networks, mean error {mean:.2f} %, median {median:.2f} %"
+        return "; ".join(words.format(n=len(d["errors"]), **d) for d in found)
     if name == "conflicts":
         first, *_, last = [row for row in found if row["layer"] == ALL_LAYERS] * 2
         shares = [f"{100 * row['ratio']:.0f} %" for row in (first, last)]
@@ -197,9 +179,9 @@ def _summary(name: str, found: Any) -> str:
         ways = ("inherited", "finetuned", "scratch")
         return ", ".join(f"{way} {100 * float(np.mean([row[way] for row in found])):.2f} %" for way in ways)
     one = found if isinstance(found, dict) else found[0]
-    words = [f"{len(one['points'])} networks"]
+    out = f"{len(one['points'])} networks"
     for coefficient in correlation.COEFFICIENTS:
         value, ends = one[coefficient], one["intervals"][coefficient]
-        words.append(f"{coefficient} " + ("undefined" if value is None else f"{value:.2f}"))
-        words[-1] += "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
-    return ", ".join(words)
+        out += f", {coefficient} " + ("undefined" if value is None else f"{value:.2f}")
+        out += "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
+    return out

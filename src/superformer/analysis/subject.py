@@ -1,7 +1,6 @@
 """A trained run as analysis sees it: with its history, so that nothing is evaluated twice; and its sub-networks trained
-by themselves, in ``DIR/standalone/KEY/WEIGHTS-EPOCHS``.
-
-Killed, the same call goes on; called again, it reads the accuracy from that run's own history."""
+by themselves, in ``DIR/standalone/KEY/WEIGHTS-EPOCHS`` (killed, the same call goes on; called again, it reads that
+run's own history)."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from superformer.space.arch import Arch
 from superformer.train.retrain import train_network, write_inherited
 
 RANDOM_KIND = "space"
-"""How evaluations of random architectures are marked in the history (`superformer.search.space_evolution` marks its own
-alike)."""
+"""Marks evaluations of random architectures in the history, as `superformer.search.space_evolution` does."""
 FINETUNING_LR = 0.1
 """Learning rate of fine-tuning, as a share of the recipe's (S3 does not tell its own)."""
 
@@ -71,12 +69,11 @@ class Standalone(Protocol):
 
 
 def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
-    """The accuracy on the search split after so many epochs, from new weights (``scratch``) or from the inherited ones
+    """The accuracy on the search split after so many epochs, from new (``scratch``) or inherited weights
     (``finetuned``)."""
     if weights not in WEIGHTS:
-        raise SuperformerError(
-            f"a network begins with weights that are scratch or finetuned: {nearest(weights, WEIGHTS)}"
-        )
+        told = "a network begins with weights that are scratch or finetuned"
+        raise SuperformerError(f"{told}: {nearest(weights, WEIGHTS)}")
     home = run.folder / "standalone" / arch.key
     own = Run(home / f"{weights}-{epochs:g}")
     if not own.supernet_file.exists():
@@ -87,8 +84,7 @@ def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
 
 
 def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
-    """The run's recipe for one network: as many epochs as asked, the warm-up as long a share of them, one look at the
-    end."""
+    """The run's recipe for one network: epochs as asked, the warm-up as long a share of them, one look at the end."""
     recipe, fine, size = run.recipe(), weights == "finetuned", run.facts()["img_size"]
     own = recipe.optimizer
     warmup = 0.0 if fine else own.warmup_epochs * epochs / recipe.train.epochs
@@ -102,17 +98,11 @@ def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) ->
 
 
 def compare_weights(
-    subject: Subject,
-    archs: Sequence[Arch],
-    epochs: float,
-    train: Standalone = standalone,
-    console: Console | None = None,
+    subject: Subject, archs: Sequence[Arch], epochs: float, train: Standalone, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Inherited against fine-tuned against trained from scratch (S3, figure 5): is a sub-network's accuracy in the
-    supernet a fair guess?
-
-    A row for each architecture: its accuracy on the search split with inherited weights, fine-tuned for ``epochs``, and
-    trained from scratch for as many. (S3 takes 10 random architectures.)"""
+    """Inherited against fine-tuned against trained from scratch (S3, figure 5, with 10 random architectures): is a
+    sub-network's accuracy in the supernet a fair guess? A row for each: its accuracy on the search split with inherited
+    weights, fine-tuned for ``epochs``, and trained from scratch for as many."""
     scores, costs = subject.inherited(archs, console), subject.macs(archs)
     rows = []
     for arch, score, macs in each(list(zip(archs, scores, costs, strict=True)), "training three ways", console):

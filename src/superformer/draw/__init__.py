@@ -1,8 +1,7 @@
 """Architectures as pictures: a card for each block, stage by stage, as SVG in plain text.
 
 A card's bars are the block's widths as multiples of its stage's width, so that stages can be compared; the number below
-is the width itself. Which values become bars, stripes or little grids is decided by their names
-(`superformer.draw.sketch`); others are written out."""
+is the width itself. Names decide which values become bars, stripes or little grids (`superformer.draw.sketch`)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def draw(arch: Arch | str, name: str | None = None, macs: float | None = None, p
     """An architecture, or a published one by its name, as an SVG picture for light and dark pages.
 
     ``name`` is its title; without it, its key. MACs and parameters are counted if they are not given, and left out if
-    the family is not known: any architecture can be drawn, of a user's family, too. ``draw(arch).save("net.svg")``
-    writes a file."""
+    the family is not known: any architecture can be drawn. ``draw(arch).save("net.svg")`` writes a file."""
     if isinstance(arch, str):
         name, arch = name or arch, published(arch)
     return Drawing(_Picture(arch, name, macs, params).text())
@@ -41,13 +39,10 @@ class _Picture:
 
     def __init__(self, arch: Arch, name: str | None, macs: float | None, params: float | None):
         # what is drawn
-        self.arch, self.name = arch, name or arch.key
-        self.id = "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
+        self.arch, self.name, self.id = arch, name or arch.key, "sf-" + re.sub(r"[^A-Za-z0-9_-]", "-", arch.key)
         facts = sketch.facts(arch)
-        self.maps = facts.maps
+        self.maps, self.widths, self.ratios = facts.maps, sketch.token_widths(arch), sketch.width_multiples(arch)
         self.macs, self.params = facts.macs if macs is None else macs, facts.params if params is None else params
-        self.widths = [sketch.token_width(arch, i) for i in range(len(arch.stages))]
-        self.ratios = sketch.width_multiples(arch)
         self.full = sketch.largest_multiples(self.ratios)
         # what is drawn how: widths as bars, one value as a little grid, one word as a coloured edge
         self.colour = {bar: f"b{k % 4}" for k, bar in enumerate(self.full)}
@@ -60,25 +55,25 @@ class _Picture:
         self.words = {word: f"w{k % 4}" for k, word in enumerate(words)}
         # how large cards are, and how many stand side by side
         self.slots = {bar: self._slot(bar) for bar in self.full}
-        self.card = max([54.0] + [self._inner(b) for b in blocks]) + 2 * PAD
+        inner = [54.0]
+        for b in blocks:
+            inner.append(sum(self.slots[bar] + GAP for bar in self._bars(b)) - GAP)
+            inner += [min(text_width(line, 9.5), 150) for line in self._lines(b)]
+        self.card = max(inner) + 2 * PAD
         most = max(int((MOST + GAP) / (self.card + GAP)), 1)
         self.columns = [math.ceil(n / math.ceil(n / most)) if n else 0 for n in (len(s.blocks) for s in arch.stages)]
         self.room = max(LEAST, max(self.columns, default=0) * (self.card + GAP) - GAP)
         self.wide = math.ceil(LEFT + self.room + RIGHT)
-        self.out: list[str] = []
-        self.y = 0.0
-
-    # --- how large things are ---
+        self.out, self.y = list[str](), 0.0
 
     def _slot(self, bar: str) -> float:
         """The room of a bar and of the two lines below it."""
-        room = 30.0 if bar == "attn" else 22.0
+        room = [30.0 if bar == "attn" else 22.0]
         for i, stage in enumerate(self.arch.stages):
             for k, block in enumerate(stage.blocks):
                 if bar in block:
-                    note = self._note(i, k, bar)
-                    room = max(room, text_width(value_text(block[bar]), 10), text_width(note, 9.5))
-        return room
+                    room += [text_width(value_text(block[bar]), 10), text_width(self._note(i, k, bar), 9.5)]
+        return max(room)
 
     def _note(self, i: int, k: int, bar: str) -> str:
         """What stands below a bar's width: the heads, or the multiple of the stage's width."""
@@ -93,14 +88,8 @@ class _Picture:
     def _lines(self, block: Values) -> list[str]:
         """What a card says in words."""
         shown = {*self._bars(block), self.square}
-        shown |= {"heads"} & set(block) if "attn" in shown else set()
+        shown |= {"heads"} if "attn" in shown else set()
         return [label(n, block[n]) for n in value_names([block]) if n not in shown or not length(block, n)]
-
-    def _inner(self, block: Values) -> float:
-        bars = sum(self.slots[b] + GAP for b in self._bars(block)) - GAP
-        return max([bars] + [min(text_width(line, 9.5), 150) for line in self._lines(block)])
-
-    # --- pieces ---
 
     def put(self, tag: str, content: str | None = None, **attributes: object) -> None:
         self.out.append(svg.element(tag, content, **attributes))
@@ -108,6 +97,11 @@ class _Picture:
     def say(self, x: float, y: float, text: str, size: float = 10, class_: str = "d", anchor: str = "start") -> None:
         if text:
             self.out.append(svg.text(x, y, text, size, class_, anchor))
+
+    def say_lines(self, x: float, parts: list[str], room: float, size: float, high: float, class_: str = "i") -> None:
+        for line in wrapped(parts, room, size):
+            self.y += high
+            self.say(x, self.y, line, size, class_)
 
     def fill(self, x: float, y: float, width: float, height: float, class_: str, rx: float = 1.5) -> None:
         self.put("rect", x=float(x), y=float(y), width=float(width), height=float(height), rx=rx, class_=class_)
@@ -123,31 +117,27 @@ class _Picture:
         """A square that grows with the value, in cells of one size; its lower right corner is given."""
         cells = max(math.ceil(5 * value / self.largest_square), 1)
         side = 2.4 * cells
-        x = right - side
-        path = ""
-        for k in range(cells + 1):
-            path += f"M{x + 2.4 * k:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - 2.4 * k:.1f}h{side:.1f}"
+        x, at = right - side, [2.4 * k for k in range(cells + 1)]
+        path = "".join(f"M{x + d:.1f} {y - side:.1f}v{side:.1f}M{x:.1f} {y - d:.1f}h{side:.1f}" for d in at)
         self.put("path", d=path, class_="grid")
 
-    # --- the parts of the picture ---
-
     def text(self) -> str:
-        self._title()
-        nodes = [self.y]
-        self._input()
-        for i in range(len(self.arch.stages)):
+        """All of it, and the same in words."""
+        nodes, size = [self._head()], self.arch.resolution
+        words = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
+        for i, stage in enumerate(self.arch.stages):
             nodes.append(self.y)
             self._stage(i)
+            words.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
+            for a, b in equal_runs(stage.blocks):
+                which = f"Blocks {a + 1} to {b}" if b - a > 1 else f"Block {b}"
+                words.append(f"{which}: {_sentence(stage.blocks[a])}.")
         self._legend()
-        body, self.out = self.out, []
-        height = math.ceil(self.y + 16)
-        title, desc = f"{self.id}-title", f"{self.id}-desc"
-        self.out.append(
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.id}" viewBox="0 0 {self.wide} {height}" width="100%" '
-            f'style="max-width:{self.wide}px" role="img" aria-labelledby="{title} {desc}">'
-        )
+        body, height, title, desc = self.out, math.ceil(self.y + 16), f"{self.id}-title", f"{self.id}-desc"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.id}" viewBox="0 0 {self.wide} {height}" width="100%"'
+        self.out = [f'{head} style="max-width:{self.wide}px" role="img" aria-labelledby="{title} {desc}">']
         self.put("title", f"Architecture {self.name}", id=title)
-        self.put("desc", self._description(), id=desc)
+        self.put("desc", " ".join(words), id=desc)
         self.out.append(svg.style(self.id, FILLS, LINES, {"h": "font-weight:600", "card": "stroke:var(--edge)"}))
         self.fill(0, 0, self.wide, height, "bg", 10)
         self.put("path", d=f"M32 {nodes[0] + 12:.1f}V{nodes[-1] + 12:.1f}", class_="rail")
@@ -157,29 +147,22 @@ class _Picture:
                 self.say(32, y + 16, str(i), 12, "on", "middle")
         return "\n".join([*self.out, *body, "</svg>", ""])
 
-    def _title(self) -> None:
+    def _head(self) -> float:
+        """The title, pictures, what holds for the whole network, and its options; where the first node is."""
         self.say(24, 38, cut(self.name, self.wide - 48, 20), 20, "h")
-        costs = ((self.macs, "MACs"), (self.params, "parameters"))
-        parts = [f"{amount(value)} {what}" for value, what in costs if value is not None]
+        costs = {"MACs": self.macs, "parameters": self.params}
+        parts = [f"{amount(value)} {what}" for what, value in costs.items() if value is not None]
         parts += [sketch.counted(self.arch.depth), f"family {self.arch.family}"]
         parts += [self.arch.key] if self.name != self.arch.key else []
         self.y = 42
-        for line in wrapped(parts, self.wide - 48, 12.5):
-            self.y += 18
-            self.say(24, self.y, line, 12.5, "i")
-        self.y += 16
-
-    def _input(self) -> None:
-        """The first node: pictures, what holds for the whole network, and its options."""
-        size = self.arch.resolution
+        self.say_lines(24, parts, self.wide - 48, 12.5, 18)
+        self.y, size = self.y + 16, self.arch.resolution
+        node = self.y
         parts = [f"picture {size} {TIMES} {size}", *(label(k, v) for k, v in self.arch.choices.items())]
-        for line in wrapped(parts, self.room, 12):
-            self.say(LEFT, self.y + 16, line, 12, "i")
-            self.y += 16
-        for line in wrapped([label(k, v) for k, v in self.arch.options.items()], self.room, 10.5):
-            self.say(LEFT, self.y + 15, line, 10.5)
-            self.y += 15
+        self.say_lines(LEFT, parts, self.room, 12, 16)
+        self.say_lines(LEFT, [label(k, v) for k, v in self.arch.options.items()], self.room, 10.5, 15, "d")
         self.y += 20
+        return node
 
     def _stage(self, i: int) -> None:
         self.say(LEFT, self.y + 16, f"Stage {i + 1}", 13.5, "h")
@@ -197,8 +180,7 @@ class _Picture:
 
     def _cards(self, i: int) -> None:
         blocks, columns = self.arch.stages[i].blocks, self.columns[i]
-        bars = any(self._bars(b) for b in blocks)
-        words = HEAD + bars * (BAR + 2 * LINE + 2)
+        words = HEAD + any(self._bars(b) for b in blocks) * (BAR + 2 * LINE + 2)
         tall = words + max(len(self._lines(b)) for b in blocks) * LINE + 6
         same = [(a, b) for a, b in equal_runs(blocks) if b - a > 1 and blocks[a]]
         for start in range(0, len(blocks), columns):
@@ -238,8 +220,12 @@ class _Picture:
             self.say(left + slot / 2, base + 12, value_text(block[bar]), 10, "i", "middle")
             self.say(left + slot / 2, base + 24, self._note(i, k, bar), 9.5, "d", "middle")
             left += slot + between
+        room = self.card - 2 * PAD
         for n, text in enumerate(self._lines(block), 1):
-            self.say(x + PAD, y + words + n * LINE - 3, _shortened(text, self.card - 2 * PAD, 9.5), 9.5, "i")
+            name, _, own = text.rpartition(" ")
+            if name and text_width(text, 9.5) > room:  # less of the name where both are too long
+                text = f"{cut(name, room - text_width(' ' + own, 9.5), 9.5)} {own}"
+            self.say(x + PAD, y + words + n * LINE - 3, cut(text, room, 9.5), 9.5, "i")
         self.out.append("</g>")
 
     def _legend(self) -> None:
@@ -260,8 +246,8 @@ class _Picture:
                 self.grid(x + 13, self.y + 1, self.largest_square)
             else:
                 self.fill(x, self.y - (5 if mark == "rule" else 10), 14, 3 if mark == "rule" else 12, mark)
-                heads_here = bool(stripes) and text.startswith("attn:") and stripes in text
-                self.stripes(x, self.y - 10, 14, 12, 3 if heads_here else 0)
+                if stripes and text.startswith("attn:") and stripes in text:
+                    self.stripes(x, self.y - 10, 14, 12, 3)
             self.say(x + 20, self.y, text, 11, "i")
             x += 36 + text_width(text, 11)
         if self.full:
@@ -271,17 +257,6 @@ class _Picture:
             self.y += 19
             self.say(24, self.y, cut(f"Bars: {unit}; full height is {tops}.", self.wide - 48, 11), 11)
 
-    def _description(self) -> str:
-        """The picture in words."""
-        size = self.arch.resolution
-        out = [f"A {self.arch.family} network of {sketch.counted(self.arch.depth)} for pictures of {size} pixels."]
-        for i, stage in enumerate(self.arch.stages):
-            out.append(f"Stage {i + 1}: {', '.join(sketch.stage_facts(self.arch, i, self.maps))}.")
-            for a, b in equal_runs(stage.blocks):
-                which = f"Blocks {a + 1} to {b}" if b - a > 1 else f"Block {b}"
-                out.append(f"{which}: {_sentence(stage.blocks[a])}.")
-        return " ".join(out)
-
 
 def _sentence(block: Values) -> str:
     return ", ".join(label(n, block[n]) for n in value_names([block])) or "no values"
@@ -289,11 +264,3 @@ def _sentence(block: Values) -> str:
 
 def _multiple(ratio: float) -> str:
     return TIMES + (f"{ratio:.2f}".rstrip("0").rstrip(".") if ratio >= 0.01 else f"{ratio:.1g}")
-
-
-def _shortened(text: str, room: float, size: float) -> str:
-    """A name and its value, with less of the name where both are too long."""
-    name, _, value = text.rpartition(" ")
-    if not name or text_width(text, size) <= room:
-        return cut(text, room, size)
-    return cut(f"{cut(name, room - text_width(' ' + value, size), size)} {value}", room, size)

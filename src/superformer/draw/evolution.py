@@ -37,8 +37,7 @@ def draw(spaces: Sequence[Mapping[str, Any]], name: str = "") -> Drawing:
     ]
     for t, space in enumerate(spaces):
         x = EDGE + LEFT + WIDE * t
-        out.append(text(x, EDGE + 34, f"space {t}", 12, "h"))
-        out.append(text(x, EDGE + 50, f"{space['et_error']:.2f} %", 12, "h"))
+        out += [text(x, EDGE + 34, f"space {t}", 12, "h"), text(x, EDGE + 50, f"{space['et_error']:.2f} %", 12, "h")]
         out += [text(x, EDGE + y, f"{space[key]:.2f} %", 11) for y, key in ((66, "expected"), (80, "best"))]
         found = {trend["label"]: trend for trend in space["trends"]}
         for row, label in enumerate(labels):
@@ -55,8 +54,7 @@ def _cell(x: float, y: float, trend: Mapping[str, Any], last: bool) -> list[str]
     """A dimension in one space: its choices, their errors, the fitted line, and where the list goes."""
     values, errors = trend["dimension"]["values"], trend["errors"]
     low, high = min(errors), max(errors)
-    scale = PLOT / max(high - low, 0.5)  # half a percent fills the plot: less is noise
-    middle = (low + high) / 2
+    scale, middle = PLOT / max(high - low, 0.5), (low + high) / 2  # half a percent fills the plot: less is noise
     step = (WIDE - 56) / max(len(values) - 1, 1)
     xs = [x + 20 + step * k for k in range(len(values))] if len(values) > 1 else [x + 20 + step / 2]
     ys = [y + TOP + PLOT / 2 - scale * (e - middle) for e in errors]
@@ -68,13 +66,12 @@ def _cell(x: float, y: float, trend: Mapping[str, Any], last: bool) -> list[str]
         out.append(dot.replace("/>", f">{element('title', f'{value:g}: {error:.2f} %')}</circle>"))
         out.append(text(at, up - 7, f"{error:.1f}", 8.5, "d", "middle"))
         out.append(text(at, y + TOP + PLOT + 18, f"{value:g}", 11, "h", "middle"))
-    moved = trend["after"] != values
-    if moved and not last:
-        words = "larger" if min(trend["after"]) > min(values) or max(trend["after"]) > max(values) else "smaller"
-        class_ = "up" if words == "larger" else "down"
-        out.append(text(x + WIDE - 12, y + TOP + PLOT + 18, "\u2192", 13, class_, "middle"))
-    else:
-        words = "" if last else "stays"
-    says = f"{trend['slope']:+.2f} % a step" + (f": {words}" if words else "")
+    says, after = f"{trend['slope']:+.2f} % a step", trend["after"]
+    if not last and after == values:
+        says += ": stays"
+    elif not last:
+        larger = min(after) > min(values) or max(after) > max(values)
+        says += ": larger" if larger else ": smaller"
+        out.append(text(x + WIDE - 12, y + TOP + PLOT + 18, "\u2192", 13, "up" if larger else "down", "middle"))
     out.append(text(x + 20 - 8, y + TOP + PLOT + 31, cut(says, WIDE - 20, 9), 9))
     return out

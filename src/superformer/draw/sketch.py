@@ -1,5 +1,5 @@
-"""What a drawing shows of an architecture, and the drawing for a terminal: a line for each run of equal blocks, bars
-for their widths.
+"""What a drawing shows of an architecture; the drawing for a terminal: a line for each run of equal blocks, bars for
+their widths; and a space as a table.
 
 Nothing here belongs to one family. Names that are known decide how a value is shown (`WIDTHS` as bars, ``heads`` as the
 divisions of ``attn``, `SQUARES` as little grids); any other value is written out with its name."""
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from superformer.cost import cost
 from superformer.errors import SuperformerError
-from superformer.space import point
+from superformer.space import Choice, Ratio, Space, Spec, point
 from superformer.space.arch import Arch, Value, Values
 from superformer.space.costs import skeleton
 
@@ -37,12 +37,10 @@ class Facts:
 
 
 def facts(arch: Arch) -> Facts:
-    """The facts of an architecture. One that is no network of a known family has none, and can be drawn all the
-    same."""
+    """Of an architecture that is no network of a known family there are none, and it can be drawn all the same."""
     try:
         space = point(arch)
-        own = cost(space, arch.canonical())
-        net = skeleton(space, 1000)
+        own, net = cost(space, arch.canonical()), skeleton(space, 1000)
         values = {**arch.choices, "resolution": arch.resolution}
         rows, cols = net.grid(values, *net.canvas(values, (arch.resolution, arch.resolution)))
         maps = [net.stage_grid(i, (int(rows), int(cols))) for i in range(len(arch.stages))]
@@ -57,18 +55,15 @@ def length(values: Mapping[str, Value], name: str) -> float:
     return value if isinstance(value, int | float) and 0 < value < math.inf else 0
 
 
-def token_width(arch: Arch, stage: int) -> float:
-    """Channels of a stage's tokens, or 0 if the architecture does not say."""
-    return length(arch.stages[stage].choices, "width") or length(arch.choices, "width")
+def token_widths(arch: Arch) -> list[float]:
+    """Channels of each stage's tokens, or 0 if the architecture does not say."""
+    return [length(stage.choices, "width") or length(arch.choices, "width") for stage in arch.stages]
 
 
 def width_multiples(arch: Arch) -> list[list[dict[str, float]]]:
-    """Each width of each block as a multiple of the stage's width, so that stages can be compared (of 1 where a stage
-    has none)."""
-    return [
-        [{n: length(b, n) / (token_width(arch, i) or 1) for n in WIDTHS if length(b, n)} for b in stage.blocks]
-        for i, stage in enumerate(arch.stages)
-    ]
+    """Each width of each block as a multiple of the stage's width (of 1 where it has none): stages can be compared."""
+    stages = zip(arch.stages, token_widths(arch), strict=True)
+    return [[{n: length(b, n) / (own or 1) for n in WIDTHS if length(b, n)} for b in s.blocks] for s, own in stages]
 
 
 def largest_multiples(multiples: list[list[dict[str, float]]]) -> dict[str, float]:
@@ -80,8 +75,7 @@ def largest_multiples(multiples: list[list[dict[str, float]]]) -> dict[str, floa
 def value_names(blocks: Iterable[Values]) -> list[str]:
     """The names of these blocks' values: words, heads, widths, squares, then the others."""
     words = {name for block in blocks for name, value in block.items() if isinstance(value, str)}
-    known = ["heads", *WIDTHS, *SQUARES]
-    found = sorted({name for block in blocks for name in block})
+    known, found = ["heads", *WIDTHS, *SQUARES], sorted({name for block in blocks for name in block})
     return sorted(found, key=lambda n: (n not in words, known.index(n) if n in known else len(known)))
 
 
@@ -100,13 +94,8 @@ def value_text(value: Value) -> str:
 
 def label(name: str, value: Value) -> str:
     """A value in words: 12 heads, local, mlp 768."""
-    return (
-        value_text(value)
-        if name == "type"
-        else f"{value_text(value)} {name}"
-        if name == "heads"
-        else f"{name} {value_text(value)}"
-    )
+    own = value_text(value)
+    return own if name == "type" else f"{own} {name}" if name == "heads" else f"{name} {own}"
 
 
 def counted(n: int, what: str = "block") -> str:
@@ -116,9 +105,9 @@ def counted(n: int, what: str = "block") -> str:
 def stage_facts(arch: Arch, stage: int, maps: Sequence[tuple[int, int]] | None, times: str = "x") -> list[str]:
     """The facts of a stage, apart from its number."""
     own = arch.stages[stage]
-    parts = [f"map {maps[stage][0]} {times} {maps[stage][1]}"] if maps else []
-    first = [label("width", own.choices["width"])] if "width" in own.choices else []
-    return [*parts, *first, counted(len(own.blocks)), *(label(k, v) for k, v in own.choices.items() if k != "width")]
+    size = [f"map {maps[stage][0]} {times} {maps[stage][1]}"] if maps else []
+    width, others = ([label(k, v) for k, v in own.choices.items() if (k == "width") == w] for w in (True, False))
+    return [*size, *width, counted(len(own.blocks)), *others]
 
 
 def _bar(share: float, cells: int, plain: bool) -> str:
@@ -132,7 +121,7 @@ def sketch(arch: Arch, plain: bool = False, cells: int = 12) -> Text:
     """An architecture for a terminal; ``plain`` uses ASCII only. Bars are multiples of the stage's width, as in
     `superformer.draw`."""
     multiples, maps = width_multiples(arch), facts(arch).maps
-    full, widths = largest_multiples(multiples), [token_width(arch, i) for i in range(len(arch.stages))]
+    full, widths = largest_multiples(multiples), token_widths(arch)
     blocks = [b for s in arch.stages for b in s.blocks]
     room = {name: max(len(value_text(b[name])) for b in blocks if name in b) for name in value_names(blocks)}
     colour = {name: STYLES[k % len(STYLES)] for k, name in enumerate(full)}
@@ -162,3 +151,28 @@ def sketch(arch: Arch, plain: bool = False, cells: int = 12) -> Text:
     out = Text("\n").join(lines)
     out.no_wrap, out.overflow = True, "ellipsis"
     return out
+
+
+def space_table(space: Space) -> list[dict[str, str]]:
+    """A space as in a paper's table: a row for each choice."""
+
+    def row(where: str, name: str, spec: Spec) -> dict[str, str]:
+        values = ", ".join(map(str, spec.values))
+        if not isinstance(spec, Choice):
+            values = f"{values} x {spec.of}" if isinstance(spec, Ratio) else f"{spec.of} x {spec.factor}"
+        return {"where": where, "choice": name, "values": values}
+
+    rows = [row("network", name, spec) for name, spec in space.choices.items()]
+    for i, stage in enumerate(space.stages):
+        where, depths, free = f"stage {i + 1}", stage.depths, stage.free
+        rows += [row(where, name, spec) for name, spec in stage.choices.items()]
+        values = ", ".join(map(str, depths)) if len(depths) < 9 else f"{depths[0]} to {depths[-1]}"
+        if free:
+            every = len(free) == stage.positions
+            which = "any position" if every else f"positions {', '.join(str(p + 1) for p in free)}"
+            values += f" ({which} can be skipped)"
+        values += " (all the same)" if stage.tied else ""
+        rows.append({"where": where, "choice": "blocks", "values": values})
+        if stage.blocks:
+            rows += [row(f"{where}, each block", name, spec) for name, spec in stage.blocks[-1].items()]
+    return rows

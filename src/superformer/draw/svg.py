@@ -1,5 +1,4 @@
-"""Pieces of SVG text: a drawing that can be shown and saved, colours for light and dark pages, elements, and room for
-words."""
+"""Pieces of SVG text: a drawing to show and to save, colours of light and dark pages, elements, room for words."""
 
 from __future__ import annotations
 

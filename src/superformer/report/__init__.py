@@ -1,20 +1,30 @@
 """The report of a run: one HTML file that needs nothing else.
 
 `inputs` reads the run's files; `search`, `training`, `deployment` and `reproduction` make the sections out of the
-pieces of `markup`; `page` puts everything together with the scripts, which draw the charts."""
+pieces of `markup`; here they are put together with the style, the data and the scripts, which draw the charts."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from superformer import files
-from superformer.progress import teller
-from superformer.report.inputs import read
-from superformer.report.page import rendered
+from superformer.draw.sketch import SQUARES, WIDTHS
+from superformer.draw.svg import DARK, LIGHT
+from superformer.progress import Tell, teller
+from superformer.report import deployment, reproduction, search, training
+from superformer.report.inputs import Inputs, points, read
+from superformer.report.markup import Markup, Section, joined, tag, text
 
 NAME = "report.html"
+SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
 
 
 def write(folder: str | Path, console: Console | None = None) -> Path:
@@ -23,3 +33,77 @@ def write(folder: str | Path, console: Console | None = None) -> Path:
     path = inputs.run.folder / NAME
     files.write(path, rendered(inputs, teller(console)))
     return path
+
+
+def rendered(inputs: Inputs, tell: Tell) -> str:
+    """The report of a run as HTML text."""
+    known = points(inputs, tell)
+    front, front_data, progress = None, None, None
+    if known is not None:
+        if inputs.front:
+            tell("drawing networks of the front")
+        front, front_data = search.front(inputs, known)
+        progress = search.progress(inputs, known)
+    to_do = reproduction.missing(inputs)
+    sections = [
+        search.headline(inputs),
+        None if inputs.front else to_do,
+        front,
+        deployment.comparison(inputs),
+        deployment.retrained(inputs),
+        deployment.latency(inputs),
+        deployment.bench(inputs),
+        progress,
+        training.evolution(inputs),
+        training.distributions(inputs),
+        training.health(inputs),
+        training.conflicts(inputs),
+        deployment.correlations(inputs),
+        deployment.weights(inputs),
+        deployment.seeds(inputs),
+        deployment.attention(inputs),
+        reproduction.searched(inputs),
+        reproduction.repeat(inputs),
+        to_do if inputs.front else None,
+    ]
+    there = [s for s in sections if s is not None]
+    charts = {name: chart for s in there for name, chart in s.charts.items()}
+    data = {"charts": charts, "front": front_data, "widths": WIDTHS, "squares": SQUARES}
+    name = f"{inputs.run.folder.resolve().name}: {inputs.recipe.name} on {inputs.facts.get('data', 'pictures')}"
+    return _page(name, there, data)
+
+
+def _page(title: str, sections: list[Section], data: dict[str, Any]) -> str:
+    """All in one file. It may run its own script and show itself; nothing is loaded, nothing is sent."""
+    script = '(function () {\n"use strict";\n' + "\n".join(map(_file, SCRIPTS)) + "})();\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+    parts = {
+        "policy": Markup(policy + "base-uri 'none'; form-action 'none'"),
+        "title": text(title),
+        "style": Markup(_style()),
+        "links": tag("ul", *(tag("li", tag("a", s.title, href=f"#{s.id}")) for s in sections)),
+        "sections": joined([s.markup() for s in sections], "\n"),
+        "data": Markup(_json(data)),
+        "script": Markup(script),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("page.html"))
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    """The style, with the colours that drawings of architectures have. Paper is always light."""
+    names = ("bg", "card", "edge", "ink", "dim", "rule")
+    light, dark = ("".join(f"--{n}:{palette[n]};" for n in names) for palette in (LIGHT, DARK))
+    whole = "".join(f"--{n}:{colour}!important;" for n, colour in LIGHT.items())
+    screen = f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    return f"{screen}@media print{{.drawing svg{{{whole}}}}}\n{_file('page.css')}"
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Values in a script element: no character in it can end the element."""
+    plain = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

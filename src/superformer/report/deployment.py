@@ -1,6 +1,5 @@
 """What becomes of what was found: latency predicted and measured, networks retrained, compared and timed; and what
-``analysis.json`` tells: how well the supernet ranks, three ways to get weights, what seeds agree on, how far blocks
-look."""
+``analysis.json`` tells: how well the supernet ranks, three ways to get weights, seeds, how far blocks look."""
 
 from __future__ import annotations
 
@@ -32,14 +31,11 @@ def latency(inputs: Inputs) -> Section | None:
     off = np.asarray([r["latency"] / r["measured"] - 1 for r in rows])
     median, near = 100 * np.median(np.abs(off)), float(np.mean(np.abs(off) <= 0.1))
     limit = inputs.limits.get("latency", (0.0, np.inf))[1]
-    label = (
-        f"Predicted against measured latency of {len(rows)} networks; predictions are off by {median:.0f} % (median)."
-    )
+    label = f"Predicted against measured latency of {len(rows)} networks; predictions are off by {median:.0f} %"
     dots = series("networks of the front", [r["latency"] for r in rows], [r["measured"] for r in rows], "dots", 1)
-    chart = plot(
-        label, axis("predicted latency", "seconds"), axis("measured latency, median", "seconds"), [dots],
-        diagonal=True, band=0.1, limit=None if np.isinf(limit) else limit,
-    )  # fmt: skip
+    x, y = axis("predicted latency", "seconds"), axis("measured latency, median", "seconds")
+    limited = None if np.isinf(limit) else limit
+    chart = plot(f"{label} (median).", x, y, [dots], diagonal=True, band=0.1, limit=limited)
     options = inputs.front.get("options", {})
     threads = counted(int(options.get("threads", 1)), "thread")
     how = f"{options.get('runtime', 'eager')}, {threads}, batch {options.get('batch', 1)}"
@@ -50,20 +46,18 @@ def latency(inputs: Inputs) -> Section | None:
         f"{percent(near, 0)} of them lie within 10 % of the prediction; the prediction is off by {median:.1f} % "
         f"(median), {spread}."
     )
-    fits = [_fit(raw) for raw in inputs.fits if isinstance(raw.get("fit"), Mapping)]
+    notes = []
+    for raw in inputs.fits:
+        if isinstance(fit := raw.get("fit"), Mapping):
+            threads = counted(int(raw.get("threads", 1)), "thread")
+            how = f"{raw.get('runtime')}, {threads}, batch {raw.get('batch')}, on {raw.get('machine')}"
+            note = f"The table of predictions ({how}) was fitted to {fit.get('networks')} networks; on "
+            note += f"{fit.get('held_out')} others it was off by {percent(fit.get('median_error'), 1)} (median) "
+            notes.append(
+                paragraph(f"{note}with a rank correlation of {number(fit.get('rank')) or 0:.2f}.", class_="note")
+            )
     title, caption = "Latency, predicted and measured", "Above the line: slower than predicted"
-    return chart_section("latency", title, told, caption, chart, *fits)
-
-
-def _fit(raw: Mapping[str, Any]) -> markup.Markup:
-    fit, threads = raw["fit"], counted(int(raw.get("threads", 1)), "thread")
-    how = f"{raw.get('runtime')}, {threads}, batch {raw.get('batch')}, on {raw.get('machine')}"
-    told = (
-        f"The table of predictions ({how}) was fitted to {fit.get('networks')} networks; on {fit.get('held_out')} "
-        f"others it was off by {percent(fit.get('median_error'), 1)} (median) with a rank correlation of "
-        f"{number(fit.get('rank')) or 0:.2f}."
-    )
-    return paragraph(told, class_="note")
+    return chart_section("latency", title, told, caption, chart, *notes)
 
 
 def _error(row: Row) -> float | None:
@@ -91,8 +85,8 @@ def retrained(inputs: Inputs) -> Section | None:
         if error is not None:
             shown.append({"name": way, "group": group, "value": error, "colour": colour})
         said.append(f"{_named(r)} {way} {error or 0:.2f} %")
-        time = seconds(r.get("seconds")) if number(r.get("seconds")) else NOTHING
-        lines.append([_named(r), way, *_costs(r), _plain(r.get("img_size")), _plain(r.get("epochs")), time])
+        plain = [NOTHING if (n := number(r.get(key))) is None else f"{n:g}" for key in ("img_size", "epochs")]
+        lines.append([_named(r), way, *_costs(r), *plain, seconds(r.get("seconds") or None)])
     chart = bars("Test error: " + "; ".join(said), axis("test error", "percent", 0), shown)
     columns = ["network", "weights", "test accuracy", "MACs", "parameters", "pixels", "epochs", "time"]
     told = "On the test pictures: with the weights of the supernet, fine-tuned from them, "
@@ -104,10 +98,6 @@ def retrained(inputs: Inputs) -> Section | None:
 
 def _costs(row: Row) -> list[str]:
     return [percent(row.get("accuracy")), cost_text("macs", row.get("macs")), cost_text("params", row.get("params"))]
-
-
-def _plain(value: object) -> str:
-    return NOTHING if (own := number(value)) is None else f"{own:g}"
 
 
 def comparison(inputs: Inputs) -> Section | None:
@@ -140,11 +130,11 @@ def bench(inputs: Inputs) -> Section | None:
     one = [r for r in rows if r.get("batch", 1) == smallest]
     order = list(dict.fromkeys(map(_named, one)))
     one = sorted(one, key=lambda r: order.index(_named(r)))[:MOST_BARS]
-    shown = [
-        {"name": str(r.get("runtime")), "group": _named(r) if len(order) > 1 else None, "value": r["median"],
-         "to": r.get("p90"), "colour": RUNTIMES.get(str(r.get("runtime")), 3)}
-        for r in one
-    ]  # fmt: skip
+    shown = []
+    for r in one:
+        name, group = str(r.get("runtime")), _named(r) if len(order) > 1 else None
+        bar = {"name": name, "group": group, "value": r["median"], "to": r.get("p90")}
+        shown.append(bar | {"colour": RUNTIMES.get(name, 3)})
     label = "Latency, median: " + ", ".join(f"{_named(r)} {r.get('runtime')} {seconds(r['median'])}" for r in one)
     columns = ["network", "runtime", "threads", "batch", "median", "p90", "pictures / s"]
     lines = []
@@ -164,9 +154,6 @@ def bench(inputs: Inputs) -> Section | None:
     return Section("bench", "Speed here", body, {"bench": bars(label, axis("latency", "seconds", 0), shown)})
 
 
-# --- what an analysis found ---
-
-
 def _analysis_rows(inputs: Inputs, part: str) -> list[Row]:
     """A list of an analysis; a part that is one object is a list of one."""
     found = inputs.analysis.get(part)
@@ -180,11 +167,10 @@ def correlations(inputs: Inputs) -> Section | None:
     parts += [("MACs", "amount", 1.0, "accuracy in the supernet", row) for row in budgets]
     if not parts:
         return None
-    figures: list[markup.Markup] = []
-    charts: dict[str, Chart] = {}
-    lines: list[list[object]] = []
+    figures, charts, lines = list[markup.Markup](), dict[str, Chart](), list[list[object]]()
     for k, (x, quantity, times, y, row) in enumerate(parts):
-        dots = [(times * p[0], 100 * p[1]) for p in row.get("points") or [] if _pair(p)]
+        pairs = [p for p in row.get("points") or [] if isinstance(p, Sequence) and len(p) == 2]
+        dots = [(times * p[0], 100 * p[1]) for p in pairs if None not in map(number, p)]
         if dots:
             label = f"{row.get('name')}: {len(dots)} networks, Spearman's correlation {_coefficient(row, 'spearman')}."
             drawn = series("networks", [a for a, _ in dots], [b for _, b in dots], "dots", 0)
@@ -199,10 +185,6 @@ def correlations(inputs: Inputs) -> Section | None:
     listed = markup.table(["between", "networks", *COEFFICIENTS.values()], lines, "Correlations")
     body = several(paragraph(told), markup.grid(*figures), listed)
     return Section("correlations", "How well the supernet ranks", body, charts)
-
-
-def _pair(point: object) -> bool:
-    return isinstance(point, Sequence) and len(point) == 2 and None not in map(number, point)
 
 
 def _coefficient(row: Mapping[str, Any], name: str) -> str:
@@ -237,11 +219,8 @@ def seeds(inputs: Inputs) -> Section | None:
     if not steps:
         return None
     x = [row["macs"] for row in steps]
-    looks = (("least", "worst seed", 4, 1), ("most", "best seed", 4, 2), ("mean", "mean", 1, 0))
-    lines = [
-        series(title, x, [100 * row[name] for row in steps], "step", colour, dash)
-        for name, title, colour, dash in looks
-    ]
+    looks = {"least": ("worst seed", 4, 1), "most": ("best seed", 4, 2), "mean": ("mean", 1, 0)}
+    lines = [series(name, x, [100 * row[key] for row in steps], "step", *look) for key, (name, *look) in looks.items()]
     label = f"Best accuracy within a budget of MACs over {found.get('seeds')} searches."
     y = axis("best accuracy, search split", "percent")
     chart = plot(label, axis("MACs, at most", "amount"), y, lines, together=True)
@@ -263,11 +242,9 @@ def attention(inputs: Inputs) -> Section | None:
     if not rows:
         return None
     names = [str(row.get("block")) for row in rows]
-    kinds = [("top5", "top 5 keys", 1), ("top10", "top 10 keys", 0), ("mean", "all keys, by their attention", 4)]
-    lines = [
-        series(title, list(range(len(rows))), [row.get(name) for row in rows], "both", colour)
-        for name, title, colour in kinds
-    ]
+    kinds = {"top5": ("top 5 keys", 1), "top10": ("top 10 keys", 0), "mean": ("all keys, by their attention", 4)}
+    x = list(range(len(rows)))
+    lines = [series(name, x, [r.get(key) for r in rows], "both", colour) for key, (name, colour) in kinds.items()]
     each = ", ".join(f"block {name} {row['mean']:.1f}" for name, row in zip(names, rows, strict=True))
     label = f"Mean distance in pixels to the keys attended to: {each}."
     chart = plot(label, axis("block", "whole", names=names), axis("distance (pixels)", low=0), lines, together=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,8 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
 COSTS = {
-    "macs": "MACs",
-    "params": "parameters",
-    "latency": "latency",
-    "throughput": "throughput",
-    "memory": "peak memory",
-}
+    "macs": "MACs", "params": "parameters", "latency": "latency", "throughput": "throughput", "memory": "peak memory",
+}  # fmt: skip
 MEASURED = {"latency": "measured", "throughput": "measured_throughput"}
 """Costs that are predicted, and under which name a row has what was measured of them (`superformer.search.front`)."""
 NOTHING = "\u2013"
@@ -44,8 +41,6 @@ MOST = 8000
 """Points of a page; of longer histories the front, the best and a part of the rest are drawn."""
 ROOM = 2_000_000
 """Characters for architectures."""
-
-# --- numbers in words ---
 
 
 def number(value: object) -> float | None:
@@ -86,11 +81,8 @@ def count(n: int) -> str:
     return f"{digits} \u00d7 10{str(int(power)).translate(SUPERSCRIPT)}"
 
 
-def counted(n: int, one: str, more: str | None = None) -> str:
-    return f"{n:,} {one if n == 1 else more or one + 's'}"
-
-
-# --- the files of a run ---
+def counted(n: int, one: str) -> str:
+    return f"{n:,} {one if n == 1 else one + 's'}"
 
 
 @dataclass(frozen=True)
@@ -125,6 +117,10 @@ class Inputs:
         return self.run.supernet_file.exists()
 
     @property
+    def num_classes(self) -> int:
+        return max(len(self.facts.get("classes", ())), 1)
+
+    @property
     def limits(self) -> dict[str, tuple[float, float]]:
         """(low, high) of what the last search limited."""
         ends = self.front.get("limits") or {}
@@ -149,6 +145,10 @@ def read(folder: str | Path) -> Inputs:
     known = analysis.get("supernet")
     if known is not None and not (run.supernet_file.exists() and known == run.fingerprint()):
         analysis = {}  # that of another supernet
+    commands = []
+    for line in noted.read_text().splitlines() if (noted := run.folder / "commands.jsonl").exists() else []:
+        with suppress(ValueError):  # a line that was cut off is left out
+            commands.append(json.loads(line))
     return Inputs(
         run=run,
         recipe=run.recipe(),
@@ -162,7 +162,7 @@ def read(folder: str | Path) -> Inputs:
         comparison=_rows(_object(run.folder / "comparison.json").get("rows")),
         bench=_object(run.folder / "bench.json"),
         analysis=analysis,
-        commands=_lines(run.folder / "commands.jsonl"),
+        commands=_rows(commands),
         latency_table=_table(tables, front, "batch"),
         throughput_table=_table(tables, front, "throughput_batch") if fast else None,
         fits=[raw for _, raw in tables],
@@ -178,9 +178,8 @@ def _object(path: Path) -> Row:
     except OSError as error:
         raise StoppedError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise SuperformerError(
-            f"{path} is damaged ({error}): remove it, or make it again, and write the report again"
-        ) from error
+        told = f"{path} is damaged ({error}): remove it, or make it again, and write the report again"
+        raise SuperformerError(told) from error
     if not isinstance(found, dict):
         raise SuperformerError(f"{path} is not what superformer writes (a JSON object): remove it, or make it again")
     return found
@@ -190,20 +189,8 @@ def _rows(found: object) -> list[Row]:
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
-def _lines(path: Path) -> list[Row]:
-    """One JSON object a line; a line that was cut off is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return _rows(found)
-
-
 def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTable | None:
-    """The table that the last search used for a batch of that name; one that was measured on another machine predicts
-    nothing here."""
+    """The table that the last search used for a batch of that name; one of another machine predicts nothing here."""
     options = front.get("options") or {}
     wanted = {"runtime": options.get("runtime"), "threads": options.get("threads"), "batch": options.get(batch)}
     for path, raw in tables:
@@ -216,15 +203,10 @@ def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTab
     return None
 
 
-# --- the architectures that were evaluated ---
-
-
 @dataclass(frozen=True)
 class Points:
-    """Every architecture that was evaluated: its accuracy and costs, where it came from, and itself in few characters.
-
-    Columns of one length, in the order of evaluation. ``front`` has the places of the front's rows,
-    ``best`` that of the best one."""
+    """Every architecture that was evaluated, in that order: columns of one length. ``front`` has the places of the
+    front's rows, ``best`` that of the best one."""
 
     records: list[Record]
     accuracy: Floats
@@ -237,10 +219,6 @@ class Points:
     def __len__(self) -> int:
         return len(self.records)
 
-    @property
-    def keys(self) -> list[str]:
-        return [record.key.partition("@")[0] for record in self.records]
-
     def shown(self) -> list[int]:
         """The places of those that are drawn."""
         if len(self) <= MOST:
@@ -252,26 +230,27 @@ class Points:
     def columns(self) -> dict[str, Any]:
         """For the page: columns of those that are drawn, and their architectures."""
         places = self.shown()
-        new = {old: k for k, old in enumerate(places)}
-        keys = self.keys
+        new, records = {old: k for k, old in enumerate(places)}, [self.records[k] for k in places]
         return {
-            "key": [keys[k] for k in places],
+            "key": [_key(record) for record in records],
             "accuracy": cleaned(100 * self.accuracy[places]),
             **{name: cleaned(values[places], 7) for name, values in self.costs.items()},
             "measured": {new[k]: v for k, v in self.measured.items()},
-            "search": [self.records[k].search for k in places],
-            "round": [self.records[k].round for k in places],
-            "kind": [self.records[k].kind for k in places],
+            **{name: [getattr(record, name) for record in records] for name in ("search", "round", "kind")},
             "inside": [int(self.inside[k]) for k in places],
             "front": [new[k] for k in self.front],
             "best": None if self.best is None else new[self.best],
-            "archs": compact([self.records[k].arch_json for k in places], [new[k] for k in self.front]),
+            "archs": compact([record.arch_json for record in records], [new[k] for k in self.front]),
         }
 
 
-def points(inputs: Inputs, tell: Tell = lambda text: None) -> Points | None:
-    """What the history knows of the run's supernet, on the pictures of its last search; None if nothing was
-    evaluated."""
+def _key(record: Record) -> str:
+    """Of its architecture; those of one key may have been evaluated at several places of a supernet."""
+    return record.key.partition("@")[0]
+
+
+def points(inputs: Inputs, tell: Tell) -> Points | None:
+    """What the history knows of the run's supernet, on the pictures of its last search; None if it knows nothing."""
     records = history(inputs.run, inputs.front.get("weights"))
     if not records:
         return None
@@ -290,8 +269,7 @@ def points(inputs: Inputs, tell: Tell = lambda text: None) -> Points | None:
 
 
 def history(run: Run, weights: str | None = None) -> list[Record]:
-    """The evaluations of these weights (or of the supernet that is there); of several sets of pictures, the one
-    searched last."""
+    """The evaluations of these weights (or of the supernet that is there), on the pictures that were searched last."""
     if not run.history_file.exists():
         return []
     opened = History.latest(run.history_file, weights or (run.fingerprint() if run.supernet_file.exists() else ""))
@@ -302,8 +280,7 @@ def history(run: Run, weights: str | None = None) -> list[Record]:
 
 
 def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, Floats]:
-    """MACs and parameters of all; latency and throughput as the run's tables predict them; other costs where the front
-    tells them."""
+    """MACs and parameters of all; latency and throughput as the run's tables predict them; others as a front tells."""
     costs = {name: np.asarray([r.values.get(name, np.nan) for r in records]) for name in COSTS}
     latency, throughput = inputs.latency_table, inputs.throughput_table
     uncounted = any(np.isnan(costs[name]).any() for name in ("macs", "params"))
@@ -311,8 +288,7 @@ def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, F
         tell(f"counting the costs of {len(records):,} architectures")
         try:
             genes = inputs.space.encode([Arch.from_json(r.arch_json) for r in records])
-            classes = max(len(inputs.facts.get("classes", ())), 1)
-            costs |= exact_costs(inputs.space, genes, classes)
+            costs |= exact_costs(inputs.space, genes, inputs.num_classes)
             costs |= predicted_costs(inputs.space, genes, latency, throughput)
         except SuperformerError as error:
             tell(f"not every cost can be told: {error}")
@@ -325,20 +301,16 @@ def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, F
 
 
 def _places(records: Sequence[Record], rows: Sequence[Row]) -> list[int | None]:
-    """Where the rows of a front are among the evaluations. Networks of one key may have been evaluated at several
-    places of a supernet."""
+    """Where the rows of a front are among the evaluations."""
     known: dict[tuple[str, float], list[int]] = {}
     for k, record in enumerate(records):
-        known.setdefault((record.key.partition("@")[0], record.values.get("accuracy", np.nan)), []).append(k)
+        known.setdefault((_key(record), record.values.get("accuracy", np.nan)), []).append(k)
     return [found.pop(0) if (found := known.get((row["key"], row["accuracy"]))) else None for row in rows]
 
 
 def compact(archs: Sequence[str], first: Sequence[int], room: int = ROOM) -> dict[str, Any]:
-    """Architectures by numbers: of heads (what holds for the whole network), stages' values and blocks that are listed
-    once.
-
-    An architecture is [head, [values, block, block, ...], ...]. Where the room ends, those after it are None; ``first``
-    come first."""
+    """Architectures as [head, [values, block, block, ...], ...]: numbers of heads (what holds for the whole network),
+    stages' values and blocks, listed once. Where the room ends, those after it are None; ``first`` come first."""
     listed: dict[str, dict[str, int]] = {"heads": {}, "values": {}, "blocks": {}}
 
     def place(kind: str, value: object) -> int:

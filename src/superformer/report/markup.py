@@ -21,6 +21,7 @@ MOST = 600
 """Points of a line."""
 Chart = dict[str, Any]
 """What the scripts need to draw a chart."""
+Values = Sequence[object]
 
 
 class Markup(str):
@@ -59,7 +60,6 @@ def paragraph(*parts: object, class_: str | None = None) -> Markup:
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str, words: int = 1) -> Markup:
     """A table whose first ``words`` columns are words (left), the others numbers (right). On a phone each row becomes a
     small list."""
-
     kinds = ["word" if k < words else "number" for k in range(len(columns))]
 
     def cell(k: int, value: object) -> Markup:
@@ -87,9 +87,6 @@ def command(words: str) -> Markup:
     return tag("pre", tag("code", words), class_="command", tabindex="0")
 
 
-# --- charts ---
-
-
 def clean(value: object, digits: int = 6) -> float | int | None:
     """A number in as many digits as a chart needs; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
@@ -103,34 +100,27 @@ def cleaned(values: Iterable[object], digits: int = 6) -> list[float | int | Non
 
 
 def axis(
-    title: str,
-    quantity: str = "number",
-    low: float | None = None,
-    high: float | None = None,
-    names: Sequence[str] | None = None,
+    title: str, quantity: str = "number", low: float | None = None, high: float | None = None, names: Any = None
 ) -> dict[str, Any]:
     """``quantity``: number, whole, percent, amount (k, M, G), seconds or bytes. ``low`` and ``high`` are values that
-    must be seen; ``names`` stand for the numbers 0, 1, ..."""
+    must be seen; ``names``, a list, stand for the numbers 0, 1, ..."""
     return {"title": title, "quantity": quantity, "low": low, "high": high, "names": names}
 
 
-def series(
-    name: str, x: Sequence[object], y: Sequence[object], style: str = "line", colour: int = 0, dash: int = 0
-) -> dict[str, Any]:
-    """``style``: line, step, dots, specks (many small dots) or both (a line with dots). ``colour`` counts, ``dash``
-    too."""
+def series(name: str, x: Values, y: Values, style: str = "line", colour: int = 0, dash: int = 0) -> dict[str, Any]:
+    """``style``: line, step, dots, specks (many small dots) or both (a line with dots). Colours and dashes count."""
     if style in ("line", "step"):
         x, y = thinned(x, y)
     return {"name": name, "x": cleaned(x), "y": cleaned(y), "style": style, "colour": colour, "dash": dash}
 
 
-def thinned(x: Sequence[object], y: Sequence[object], most: int = MOST) -> tuple[Sequence[object], Sequence[object]]:
+def thinned(x: Values, y: Values) -> tuple[Values, Values]:
     """A long line by the means of its neighbours."""
-    if len(x) <= most:
+    if len(x) <= MOST:
         return x, y
-    groups = np.array_split(np.arange(len(x)), most)
+    groups = np.array_split(np.arange(len(x)), MOST)
 
-    def means(column: Sequence[object]) -> list[float]:
+    def means(column: Values) -> list[float]:
         values = np.asarray([math.nan if (v := clean(raw)) is None else v for raw in column], dtype=np.float64)
         known = [values[group][np.isfinite(values[group])] for group in groups]
         return [float(own.mean()) if own.size else math.nan for own in known]
@@ -152,19 +142,11 @@ def bars(label: str, x: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def heat(
-    label: str,
-    x: str,
-    columns: Sequence[object],
-    rows: Sequence[str],
-    values: Sequence[Sequence[object]],
-    what: str,
-    low: float,
+    label: str, x: str, columns: Values, rows: Sequence[str], values: Sequence[Values], what: str, low: float
 ) -> Chart:
     """A map of values from ``low`` (-1 or 0) to 1; ``values`` has a row for each of ``rows``."""
-    return {
-        "kind": "heat", "label": label, "x": x, "columns": cleaned(columns), "rows": list(rows),
-        "values": [cleaned(row, 3) for row in values], "what": what, "low": low,
-    }  # fmt: skip
+    chart = {"kind": "heat", "label": label, "x": x, "columns": cleaned(columns), "rows": list(rows)}
+    return {**chart, "values": [cleaned(row, 3) for row in values], "what": what, "low": low}
 
 
 def distribution(errors: Sequence[float], most: int = 300) -> tuple[list[float], list[float]]:
@@ -178,9 +160,6 @@ def distribution(errors: Sequence[float], most: int = 300) -> tuple[list[float],
         kept = np.unique(np.linspace(0, len(ordered) - 1, most).round().astype(int))
         ordered, share = ordered[kept], share[kept]
     return [float(ordered[0]), *ordered.tolist()], [0.0, *share.tolist()]
-
-
-# --- sections ---
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""What was searched and how to do it again: data and split, seeds, versions, machine, commands, the recipe; and what is
-still to do."""
+"""What was searched and how to do it again: data, split, seeds, versions, machine, commands, recipe; what is to do."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ import time
 import superformer
 from superformer.cost import cost
 from superformer.errors import SuperformerError, amount
+from superformer.draw.sketch import space_table
 from superformer.machine import machine
 from superformer.recipes import names, resolve
 from superformer.recipes.search import Options, method_settings
 from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.space.costs import Exact
-from superformer.spaces.table import space_table
 
 CLASSES, COMMANDS = 24, 60
 """That are told."""
@@ -47,15 +46,14 @@ def searched(inputs: Inputs) -> Section:
         rows.append(("search", f"{inputs.front.get('method')}, seed {seed}; sought: {sought}"))
     rows += [("recipe", f"{recipe.name}, seed {recipe.seed}"), *_versions(inputs)]
     space = inputs.space
-    reach = Exact.of(space, ("macs", "params"), max(len(classes), 1)).range
+    reach = Exact.of(space, ("macs", "params"), inputs.num_classes).range
     macs, params = (" to ".join(map(amount, reach[name])) for name in ("macs", "params"))
     about = f"{space.name or 'The space'} ({space.family}): {count(space.size)} architectures of {macs} MACs and "
     about += f"{params} parameters."
     lines = [[r["where"], r["choice"], r["values"]] for r in space_table(space)]
     choices = details("Its choices", table(["where", "choice", "values"], lines, "Choices", words=3))
-    return Section(
-        "searched", "What was searched", several(pairs(rows), tag("h3", "The space"), paragraph(about), choices)
-    )
+    body = several(pairs(rows), tag("h3", "The space"), paragraph(about), choices)
+    return Section("searched", "What was searched", body)
 
 
 def _told(value: object) -> str:
@@ -68,14 +66,8 @@ def _versions(inputs: Inputs) -> list[tuple[object, object]]:
     """Those of the commands, if they were noted; and of this page."""
     told = ("superformer", "timm", "machine")  # the machine's name tells torch's version
     used = dict.fromkeys(tuple(str(c.get(name) or "?") for name in told) for c in inputs.commands)
-    rows: list[tuple[object, object]] = [
-        ("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used
-    ]
-    now = time.strftime("%Y-%m-%d %H:%M")
-    return [*rows, ("this page", f"written {now} by superformer {superformer.__version__} on {machine()}")]
-
-
-# --- commands ---
+    this = f"written {time.strftime('%Y-%m-%d %H:%M')} by superformer {superformer.__version__} on {machine()}"
+    return [*(("run with", f"superformer {own}, timm {timm}, on {on}") for own, timm, on in used), ("this page", this)]
 
 
 def repeat(inputs: Inputs) -> Section:
@@ -116,16 +108,14 @@ def _recipe(inputs: Inputs) -> str:
 
 
 def _search(inputs: Inputs) -> list[str]:
-    words = [word for name, ends in inputs.limits.items() for word in _limit(name, *ends)]
     method = str(inputs.front.get("method"))
+    words = [*(word for name, ends in inputs.limits.items() for word in _limit(name, *ends)), "--method", method]
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
         usual = method_settings(method, usual).model_dump(mode="json")
     except SuperformerError:
         usual = {}
-    words += ["--method", method]
-    defaults = Options().model_dump(mode="json")
-    for part, known in (("settings", usual), ("options", defaults)):
+    for part, known in (("settings", usual), ("options", Options().model_dump(mode="json"))):
         for key, value in (inputs.front.get(part) or {}).items():
             if value is not None and key != "method" and value != known.get(key):
                 words.append(f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
@@ -143,18 +133,22 @@ def _limit(name: str, low: float, high: float) -> list[str]:
     return [f"--{name}-max", f"{high / power:.12g}{unit}{'B' if name == 'memory' else ''}"]
 
 
-# --- what is still to do ---
-
-
 def missing(inputs: Inputs) -> Section | None:
     """What the run does not have yet, and the command that makes it."""
     steps: list[tuple[str, str]] = []
     run = shlex.quote(inputs.folder)
-    if not inputs.trained:
+    if not inputs.trained:  # by the command that began it, if it was noted
         told = "The supernet is not trained yet. The same words go on with it, if it was interrupted:"
-        steps.append((told, _train_command(inputs)))
-    if not inputs.front:
-        steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {_middle(inputs)}"))
+        noted = (row.get("words") or [] for row in inputs.commands)
+        begun = (words for words in noted if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]))
+        data = str(inputs.facts.get("data", "SPEC"))
+        usual = ["train", "--recipe", _recipe(inputs), "--data", data, "--run", inputs.folder]
+        steps.append((told, f"superformer {shlex.join(map(str, next(begun, usual)))}"))
+    if not inputs.front:  # with a limit that about half of the networks meet
+        archs = inputs.space.sample(99, seed=0)
+        macs = sorted(cost(inputs.space, archs, num_classes=inputs.num_classes).macs)
+        limit = amount(float(f"{macs[49]:.2g}")).replace(" ", "")
+        steps.append(("It was not searched yet:", f"superformer search --run {run} --macs-max {limit}"))
     if not inputs.retrained:
         steps.append(("No network was retrained yet:", f"superformer retrain --run {run}"))
     if not inputs.bench:
@@ -164,19 +158,3 @@ def missing(inputs: Inputs) -> Section | None:
     steps.append(("Then write this page again:", f"superformer report --run {run}"))
     body = tag("ol", *(tag("li", told, command(words)) for told, words in steps), class_="todo")
     return Section("missing", "Still to do", body)
-
-
-def _train_command(inputs: Inputs) -> str:
-    """The command that began the run, if it was noted; or else one that begins it."""
-    begun = (row.get("words") or [] for row in inputs.commands)
-    known = (words for words in begun if isinstance(words, list) and words[:1] in (["train"], ["evolve-space"]))
-    data = str(inputs.facts.get("data", "SPEC"))
-    usual = ["train", "--recipe", _recipe(inputs), "--data", data, "--run", inputs.folder]
-    return f"superformer {shlex.join(map(str, next(known, usual)))}"
-
-
-def _middle(inputs: Inputs) -> str:
-    """A limit that about half of the networks meet."""
-    space, classes = inputs.space, max(len(inputs.facts.get("classes", ())), 1)
-    macs = sorted(cost(space, space.sample(99, seed=0), num_classes=classes).macs)
-    return amount(float(f"{macs[49]:.2g}")).replace(" ", "")

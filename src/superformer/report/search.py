@@ -31,9 +31,11 @@ def headline(inputs: Inputs) -> Section:
     if best is None:
         return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
     tiles = [_tile(percent(best["accuracy"]), "accuracy", "search split, inherited weights")]
-    tested = _tested(inputs, str(best["key"]))
-    if tested is not None:
-        tiles.insert(0, _tile(percent(tested["accuracy"]), "test accuracy", f"{_weights(tested)} weights"))
+    tested = [r for r in inputs.retrained if r.get("key") == str(best["key"]) and number(r.get("accuracy")) is not None]
+    if tested:  # as the run hands it over: as it was retrained last
+        way = str(tested[-1].get("weights"))
+        way = {"finetuned": "fine-tuned", "scratch": "from-scratch"}.get(way, way)
+        tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", f"{way} weights"))
     for name, title in COSTS.items():
         if name in best:
             value = best.get(MEASURED.get(name, ""), best[name])
@@ -41,7 +43,10 @@ def headline(inputs: Inputs) -> Section:
             tiles.append(_tile(cost_text(name, value), how + title, _limit(inputs, name, value)))
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
-    lead = paragraph(first, tag("code", best["key"]), ". ", _against(inputs), class_="lead")
+    others = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
+    listed = "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in others.items())
+    against = f"On the test pictures: {listed}." if others else ""
+    lead = paragraph(first, tag("code", best["key"]), ". ", against, class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
 
 
@@ -74,42 +79,21 @@ def _limit(inputs: Inputs, name: str, value: object) -> Markup | str | None:
     return f"limit {cost_text(name, high)}" if np.isfinite(high) else f"at least {cost_text(name, low)}"
 
 
-def _tested(inputs: Inputs, key: str) -> Row | None:
-    """The test accuracy of a network as the run hands it over: as it was retrained last."""
-    rows = [r for r in inputs.retrained if r.get("key") == key and number(r.get("accuracy")) is not None]
-    return rows[-1] if rows else None
-
-
-def _weights(row: Row) -> str:
-    return {"finetuned": "fine-tuned", "scratch": "from-scratch"}.get(str(row.get("weights")), str(row.get("weights")))
-
-
-def _against(inputs: Inputs) -> str:
-    """Found against the other networks, on the test pictures."""
-    rows = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
-    listed = "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in rows.items())
-    return f"On the test pictures: {listed}." if rows else ""
-
-
-# --- the front ---
-
-
 def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     """The section, and what the page needs to draw the front and the architectures."""
     rows = inputs.front.get("front", [])
     *others, last = [COSTS.get(name, name) for name in inputs.front.get("objectives", ())] or [""]
-    objectives = f"{', '.join(others)} and {last}"
     shown = len(points.shown())
     told = f"Each dot is one of the {counted(len(points), 'architecture')} that were evaluated"
     told += f" ({shown:,} are drawn: the front, the best, and some of the others)" if shown < len(points) else ""
     told += ": accuracy on the search split, with weights inherited from the supernet. "
     if rows:
-        told += f"{counted(len(rows), 'network')} make up the front of {objectives}: "
+        told += f"{counted(len(rows), 'network')} make up the front of {', '.join(others)} and {last}: "
         told += "no other was at least as good in all and better in one"
         told += " (of equal accuracy the lower loss counts as better). " if "loss" in rows[0] else ". "
     if any("moved_accuracy" in record.values for record in points.records):
-        told += "Of the most accurate, the best was chosen by accuracy and loss together, "
-        told += "also on moved copies of the pictures. "
+        told += "Of the most accurate, the best was chosen by accuracy and loss together, also on moved copies of the "
+        told += "pictures. "
     how = "Point or tap to see values, click to draw the network. With the keyboard: arrow keys go "
     how += "along the front, with Shift through every network by cost" if rows else "through the networks by cost"
     how += "; Enter draws it."
@@ -141,25 +125,20 @@ def _table(inputs: Inputs, rows: list[Row]) -> Markup:
         lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
     more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
     listed = markup.table(columns, lines, f"From the most accurate down{more}")
-    title = f"The front as a table ({counted(len(rows), 'network')})"
-    return details(title, listed, open=len(rows) <= OPEN_ROWS)
+    return details(f"The front as a table ({counted(len(rows), 'network')})", listed, open=len(rows) <= OPEN_ROWS)
 
 
 def _drawings(rows: list[Row]) -> dict[str, str]:
     """Pictures of the front's networks, by key."""
-    drawn: dict[str, str] = {}
-    room = ROOM
+    drawn, room = dict[str, str](), ROOM
     for row in rows[:DRAWN]:
-        arch = Arch.from_json(json.dumps(row["arch"]))
-        picture = draw(arch, f"{percent(row['accuracy'])} accuracy", row["macs"], row["params"])
+        arch, name = Arch.from_json(json.dumps(row["arch"])), f"{percent(row['accuracy'])} accuracy"
+        picture = draw(arch, name, row["macs"], row["params"])
         room -= len(picture)
         if room < 0:
             break
         drawn[row["key"]] = str(picture)
     return drawn
-
-
-# --- progress ---
 
 
 def progress(inputs: Inputs, points: Points) -> Section | None:
@@ -174,14 +153,12 @@ def progress(inputs: Inputs, points: Points) -> Section | None:
     rises = np.flatnonzero(np.diff(best[known], prepend=-np.inf) > 0)
     best_x = [*order[known][rises].tolist(), len(tried)] if known.any() else []
     best_y = [*best[known][rises].tolist(), best[known][-1]] if known.any() else []
-    middles_x: list[float] = []
-    middles_y: list[float] = []
+    middles: list[tuple[float, float]] = []
     marks: list[dict[str, Any]] = []
     at, before = 0, None
     for (search, _), group in groupby(tried, key=lambda k: (points.records[k].search, points.records[k].round)):
         size = len(list(group))
-        middles_x.append(at + (size + 1) / 2)
-        middles_y.append(float(np.median(accuracy[at : at + size])))
+        middles.append((at + (size + 1) / 2, float(np.median(accuracy[at : at + size]))))
         if before is not None and search != before:
             marks.append({"x": at + 0.5, "text": "next search"})
         at, before = at + size, search
@@ -189,10 +166,10 @@ def progress(inputs: Inputs, points: Points) -> Section | None:
     within = " within the limits" if inputs.limits else ""
     lines = [
         series("each network", order[shown].tolist(), accuracy[shown].tolist(), "specks", 4),
-        series("median of a round", middles_x, middles_y, "both", 0),
+        series("median of a round", [x for x, _ in middles], [y for _, y in middles], "both", 0),
         series(f"best so far{within}", best_x, best_y, "step", 1),
     ]
-    label = f"Accuracy over {len(tried)} evaluations in {len(middles_x)} rounds; "
+    label = f"Accuracy over {len(tried)} evaluations in {len(middles)} rounds; "
     label += f"the best so far ends at {best_y[-1] if best_y else 0:.2f} %."
     chart = plot(label, axis("evaluations", "whole"), axis("accuracy, search split", "percent"), lines, marks=marks)
     method = f", by {inputs.front['method']}" if inputs.front.get("method") else ""

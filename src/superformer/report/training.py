@@ -1,11 +1,10 @@
-"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4).
-
-And how the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6)."""
+"""How the supernet learned: health curves, and how far the gradients of its sub-networks conflict (NASViT, table 4);
+how the space itself moved (S3, figures 2 and 3), and how the errors of its networks spread (figure 6)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ from superformer.search.space_evolution import equation_7
 
 COLUMNS, ROWS = 60, 48
 """Of a heat map."""
+ENDS = {"largest": 0, "smallest": 1}
+"""Sub-networks with colours of their own; of other watched ones the lines differ."""
 
 
 def health(inputs: Inputs) -> Section | None:
@@ -29,12 +30,13 @@ def health(inputs: Inputs) -> Section | None:
     figures, charts = [], {}
     if checks:
         names = list(dict.fromkeys(name for check in checks for name in check.get("accuracy", {})))
-        names.sort(key=lambda name: name in ("smallest", "largest"))  # the last lie on top
+        names.sort(key=lambda name: name in ENDS)  # the last lie on top
         lines = []
         for name in names:
             have = [c for c in checks if name in c.get("accuracy", {})]
             x, y = [c["step"] * epochs for c in have], [100 * c["accuracy"][name] for c in have]
-            lines.append(series(name, x, y, "both", *_look(name)))
+            dash = 0 if name in ENDS else 1 + int(re.sub(r"\D", "", name) or 0) % 3
+            lines.append(series(name, x, y, "both", ENDS.get(name, 4), dash))
         last = ", ".join(f"{name} {percent(value)}" for name, value in checks[-1].get("accuracy", {}).items())
         label = f"Accuracy of watched sub-networks on the search split while training; at the end: {last}."
         charts["health"] = plot(label, axis(unit), axis("accuracy, search split", "percent"), lines, together=True)
@@ -64,16 +66,6 @@ def _epochs(steps: Sequence[Row]) -> tuple[float, str]:
     return 1.0, "steps"
 
 
-def _look(name: str) -> tuple[int, int]:
-    """Colour and dash of a watched sub-network."""
-    if name in ("smallest", "largest"):
-        return (0, 0) if name == "largest" else (1, 0)
-    return 4, 1 + int(re.sub(r"\D", "", name) or 0) % 3
-
-
-# --- conflicts ---
-
-
 def conflicts(inputs: Inputs) -> Section | None:
     """Where the gradients of the largest network and of the others point apart: over steps, and layer by layer."""
     lines = [line for line in inputs.of("conflict") if number(line.get("ratio")) is not None]
@@ -84,15 +76,13 @@ def conflicts(inputs: Inputs) -> Section | None:
     told = "Gradients of the largest sub-network and of the others, compared layer by layer. "
     if lines:
         epochs, unit = _epochs(inputs.of("step"))
-        x = [line["step"] * epochs for line in lines]
-        ratio = [100 * line["ratio"] for line in lines]
+        x, ratio = [line["step"] * epochs for line in lines], [100 * line["ratio"] for line in lines]
         cosine = [line.get("cosine") for line in lines]
         mean = float(np.mean(ratio))
         told += f"On average {mean:.1f} % of the layers had a negative cosine "
         told += "(NASViT's negative cosine similarity ratio, table 4)."
         label = f"Share of layers with conflicting gradients over training; on average {mean:.1f} %."
-        shown = [series("layers in conflict", x, ratio, "line", 1)]
-        y = axis("layers in conflict", "percent", 0, 10)
+        shown, y = [series("layers in conflict", x, ratio, "line", 1)], axis("layers in conflict", "percent", 0, 10)
         charts["conflict-ratio"] = plot(label, axis(unit), y, shown, together=True)
         label, shown = "Cosine of the whole gradients over training.", [series("cosine", x, cosine, "line", 0)]
         charts["conflict-cosine"] = plot(label, axis(unit), axis("cosine", low=0), shown, together=True)
@@ -100,8 +90,9 @@ def conflicts(inputs: Inputs) -> Section | None:
         figures.append(place("conflict-cosine", "Cosine of the whole gradients"))
         if any(line.get("layers") for line in lines):
             charts["conflict-layers"] = _cosines(lines, x, unit)
-            note = "Blue: the gradients agree. Orange: they point apart. "
-            note += "A stroke: the layer did not run in these steps."
+            note = (
+                "Blue: the gradients agree. Orange: they point apart. A stroke: the layer did not run in these steps."
+            )
             figures.append(place("conflict-layers", "Cosine of each layer's gradients", note, "wide"))
     if ratios:
         charts["conflict-epochs"] = _ratios_by_epoch(ratios)
@@ -112,32 +103,34 @@ def conflicts(inputs: Inputs) -> Section | None:
 
 def _cosines(lines: Sequence[Row], x: Sequence[float], unit: str) -> Chart:
     """The cosine of each layer's gradients over training."""
-    names = sorted({name for line in lines for name in line.get("layers", {})}, key=_network_order)[:ROWS]
-    groups = np.array_split(np.arange(len(lines)), min(COLUMNS, len(lines)))
-    values = [_means(groups, [number(line.get("layers", {}).get(name)) for line in lines]) for name in names]
-    known = [[v for v in row if v is not None] for row in values]
-    lowest, where = min((float(np.mean(own)), name) for name, own in zip(names, known, strict=True) if own)
-    label = (
-        f"Cosine of the gradients of {len(names)} layers over training; lowest on average: {where} with {lowest:.2f}."
-    )
-    return markup.heat(label, unit, [x[g[0]] for g in groups], names, values, "cosine", -1)
+    every = {name for line in lines for name in line.get("layers", {})}
+    known = {name: [number(line.get("layers", {}).get(name)) for line in lines] for name in every}
+    names, columns, values = _grouped(known, x)
+    means = [[v for v in row if v is not None] for row in values]
+    lowest, where = min((float(np.mean(own)), name) for name, own in zip(names, means, strict=True) if own)
+    label = f"Cosine of the gradients of {len(names)} layers over training; lowest on average: {where} with "
+    return markup.heat(f"{label}{lowest:.2f}.", unit, columns, names, values, "cosine", -1)
 
 
 def _ratios_by_epoch(rows: Sequence[Row]) -> Chart:
     """NASViT's table 4, layer by layer."""
-    names = sorted({str(row.get("layer")) for row in rows}, key=_network_order)[:ROWS]
     epochs = sorted({e for row in rows if (e := number(row.get("epoch"))) is not None})
-    groups = np.array_split(np.arange(len(epochs)), min(COLUMNS, len(epochs)))
-    known = {(str(row.get("layer")), number(row.get("epoch"))): number(row.get("ratio")) for row in rows}
-    values = [_means(groups, [known.get((name, epoch)) for epoch in epochs]) for name in names]
+    ratios = {(str(row.get("layer")), number(row.get("epoch"))): number(row.get("ratio")) for row in rows}
+    known = {name: [ratios.get((name, epoch)) for epoch in epochs] for name, _ in ratios}
+    names, columns, values = _grouped(known, epochs)
     label = f"Share of conflicting steps of {len(names)} layers."
-    return markup.heat(label, "epochs", [epochs[g[0]] for g in groups], names, values, "share", 0)
+    return markup.heat(label, "epochs", columns, names, values, "share", 0)
 
 
-def _means(groups: Sequence[Any], values: Sequence[float | None]) -> list[float | None]:
-    """The mean of each group of neighbours, over what is known of them."""
-    found = [[v for k in group if (v := values[k]) is not None] for group in groups]
-    return [float(np.mean(own)) if own else None for own in found]
+def _grouped(
+    known: Mapping[str, Sequence[float | None]], x: Sequence[float]
+) -> tuple[list[str], list[float], list[list[float | None]]]:
+    """Layers in their order, where groups of neighbours begin, and each group's mean over what is known of it."""
+    names = sorted(known, key=_network_order)[:ROWS]
+    groups = np.array_split(np.arange(len(x)), min(COLUMNS, len(x)))
+    found = [[[v for k in group if (v := known[name][k]) is not None] for group in groups] for name in names]
+    values = [[float(np.mean(own)) if own else None for own in row] for row in found]
+    return names, [x[g[0]] for g in groups], values
 
 
 def _network_order(name: str) -> tuple[object, ...]:
@@ -148,9 +141,6 @@ def _network_order(name: str) -> tuple[object, ...]:
     return first, last, *(("", int(p)) if p.isdigit() else (p.replace("enter", " enter"), 0) for p in parts)
 
 
-# --- how the space moved ---
-
-
 def evolution(inputs: Inputs) -> Section | None:
     """Every dimension's choices at every step, with the errors and the fitted slope that moved them."""
     spaces = inputs.evolution
@@ -158,15 +148,11 @@ def evolution(inputs: Inputs) -> Section | None:
         return None
     charts: dict[str, Chart] = {"et": _quality(spaces)}
     labels = list(dict.fromkeys(str(t["label"]) for s in spaces for t in s["trends"]))
-    moving = []
-    for k, label in enumerate(labels):
-        charts[f"moves-{k}"] = _choices(label, spaces)
-        moving.append(place(f"moves-{k}", label))
-    told = (
-        "The space was improved before it was searched (S3, algorithm 1): of every dimension and value, the E-T error "
-        "of the networks that have it was measured (the mean of the expected error and of that of the best), and each "
-        "list of values moved against the slope."
-    )
+    charts |= {f"moves-{k}": _choices(label, spaces) for k, label in enumerate(labels)}
+    moving = [place(f"moves-{k}", label) for k, label in enumerate(labels)]
+    told = "The space was improved before it was searched (S3, algorithm 1): of every dimension and value, the E-T "
+    told += "error of the networks that have it was measured (the mean of the expected error and of that of the best), "
+    told += "and each list of values moved against the slope."
     if len(spaces) <= inputs.recipe.evolve.rounds:
         told += f" It has not ended yet: {len(spaces)} of {inputs.recipe.evolve.rounds + 1} spaces were measured."
     columns = ["dimension", *(f"space {t}" for t in range(len(spaces)))]
@@ -181,14 +167,10 @@ def evolution(inputs: Inputs) -> Section | None:
 
 def _quality(spaces: Sequence[Row]) -> Chart:
     x = list(range(len(spaces)))
-    titles = {"expected": "expected (random networks)", "et_error": "E-T error", "best": "best network drawn"}
-    lines = [
-        series(title, x, [s.get(name) for s in spaces], "both", colour)
-        for colour, (name, title) in enumerate(titles.items())
-    ]
-    ends = f"{spaces[-1]['et_error']:.2f} %"
-    if len(spaces) > 1:
-        ends = f"from {spaces[0]['et_error']:.2f} to {ends}"
+    names = {"expected": "expected (random networks)", "et_error": "E-T error", "best": "best network drawn"}
+    lines = [series(name, x, [s.get(key) for s in spaces], "both", k) for k, (key, name) in enumerate(names.items())]
+    ends = f"from {spaces[0]['et_error']:.2f} to " if len(spaces) > 1 else ""
+    ends += f"{spaces[-1]['et_error']:.2f} %"
     label = f"E-T error of {len(spaces)} spaces: {ends}."
     return plot(label, axis("space", "whole"), axis("error", "percent", 0), lines, ticks=x, together=True)
 
@@ -239,9 +221,6 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{v:g}" for v in values)
 
 
-# --- how errors spread ---
-
-
 def distributions(inputs: Inputs) -> Section | None:
     """The empirical distribution function of the errors of each space's networks."""
     rows = [row for row in inputs.analysis.get("distributions") or [] if isinstance(row, dict)]
@@ -255,10 +234,9 @@ def distributions(inputs: Inputs) -> Section | None:
     found = [(name, errors) for name, errors in found if errors]
     if not found:
         return None
-    lines = [
-        series(f"{name} ({len(errors):,})", *markup.distribution(errors), "step", k % 4, k // 4)
-        for k, (name, errors) in enumerate(found)
-    ]
+    lines = []
+    for k, (name, errors) in enumerate(found):
+        lines.append(series(f"{name} ({len(errors):,})", *markup.distribution(errors), "step", k % 4, k // 4))
     middles = ", ".join(f"{name} {np.median(errors):.1f} %" for name, errors in found)
     y = axis("networks with at most this error", "percent", 0, 100)
     chart = plot(f"Distribution of errors; medians: {middles}.", axis("error", "percent"), y, lines)
