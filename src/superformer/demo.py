@@ -24,7 +24,7 @@ from superformer.interop.export import export
 from superformer.progress import teller
 from superformer.recipes import resolve
 from superformer.report import write
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_supernet
 from superformer.search.run import search
 from superformer.search.space_evolution import dimensions, evolve_space

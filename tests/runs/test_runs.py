@@ -13,9 +13,9 @@ import torch
 from helpers.training import recipe, superformer
 from safetensors.torch import load_file
 
+from superformer import runs
 from superformer.errors import SuperformerError
-from superformer.runs import folder as runs
-from superformer.runs.folder import last_command
+from superformer.runs import last_command
 from superformer.train.loop import train
 
 
@@ -54,7 +54,7 @@ def test_the_command_is_noted_and_gone_on_with(folder: Path, tmp_path: Path) -> 
     assert again.returncode == 0, again.stderr
     one, two = (load_file(f / "one" / "supernet.safetensors") for f in (folder, tmp_path / "runs"))
     assert all(torch.equal(one[key], two[key]) for key in one)
-    assert len((folder / "one" / provenance.FILE).read_text().splitlines()) == 1
+    assert len((folder / "one" / runs.COMMANDS).read_text().splitlines()) == 1
     refused = superformer("resume", "--run", str(folder / "two"))
     assert refused.returncode == 2
     assert "give the words that began it" in refused.stderr

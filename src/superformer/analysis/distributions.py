@@ -24,7 +24,7 @@ from rich.console import Console
 
 from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
-from superformer.runs.folder import Run
+from superformer.runs import Run
 
 Limit = tuple[float | None, float | None]
 ALL_LAYERS = "all"

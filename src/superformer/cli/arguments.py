@@ -15,7 +15,7 @@ from rich.table import Table
 from superformer.settings import amount
 
 if TYPE_CHECKING:
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,7 +83,7 @@ RunFolders = Annotated[list[str] | None, _words("[DIR]...", "Folders with runs; 
 
 def trained_run(folder: str, *archs: str) -> Run:
     """A run with a trained supernet and these architectures."""
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     run = Run.open(folder)
     run.require_trained()
@@ -97,7 +97,7 @@ def computing() -> Iterator[None]:
     """What all commands that compute have in common: runs note the words of the command, and freed memory is kept for
     the next step."""
     from superformer.kernels.memory import keep_freed
-    from superformer.runs.folder import set_command
+    from superformer.runs import set_command
 
     keep_freed()
     set_command(sys.argv[1:])

@@ -112,7 +112,7 @@ def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None,
     The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its
     inherited weights."""
     from superformer.interop import format_module
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     format_module(to)
     if arch is None:
@@ -141,7 +141,7 @@ def bench(
 
     Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
     """
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
     for runtime in words:
@@ -177,7 +177,7 @@ def report(run: arg.RunFolder) -> None:
 
     Example: superformer report --run runs/first
     """
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     Run.open(run)
 
@@ -192,7 +192,7 @@ def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
 
     Example: superformer runs runs/first runs/second
     """
-    from superformer.runs.folder import overview
+    from superformer.runs import overview
 
     rows, lines = overview([Path(f) for f in folders or ["runs"]])
     if as_json:
@@ -211,7 +211,7 @@ def resume(run: arg.RunFolder) -> None:
 
     Example: superformer resume --run runs/first
     """
-    from superformer.runs.folder import last_command
+    from superformer.runs import last_command
 
     last = last_command(Path(run)) or last_command(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:

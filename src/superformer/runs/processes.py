@@ -1,8 +1,7 @@
 """The processes of a run: one, or several started by torchrun.
 
 All draw the same sub-networks from the same seed, each sees its share of every batch, and gradients are averaged by
-hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly.
-"""
+hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly."""
 
 from __future__ import annotations
 

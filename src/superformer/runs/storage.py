@@ -3,9 +3,7 @@
 * a stand-alone network as a folder: ``model.safetensors`` and ``config.json``;
 * a trained supernet as a file: ``supernet.safetensors``, its space and its classes in the header;
 * checkpoints: tensors of every kind, the rest as JSON in the header. What a step draws at random comes from the seed
-  and the number of the step, so the number is all there is to keep of it: no state of a random generator, of a sampler
-  or of a loader, on any rank.
-"""
+  and the number of the step: no state of a random generator, of a sampler or of a loader is kept, on any rank."""
 
 from __future__ import annotations
 
@@ -55,9 +53,6 @@ def _weights(net: Network) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in net.state_dict().items() if not name.startswith(net.training_only)}
 
 
-# --- stand-alone networks ---
-
-
 @dataclass(frozen=True)
 class StoredNetwork:
     """A network, the names of its classes and how its pictures are normalised."""
@@ -70,17 +65,11 @@ class StoredNetwork:
 
 
 def save_network(
-    net: Network,
-    folder: str | Path,
-    classes: Sequence[str] = (),
-    mean: Sequence[float] = IMAGENET[0],
-    std: Sequence[float] = IMAGENET[1],
-    **prepared: float | str,
-) -> None:
-    """Write a stand-alone network. ``prepared``: ``crop`` and ``interpolation``.
-
-    The configuration is written last and a former one removed first: a folder with a configuration is complete.
-    """
+    net: Network, folder: str | Path, classes: Sequence[str] = (), mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1], **prepared: float | str,
+) -> None:  # fmt: skip
+    """Write a stand-alone network. ``prepared``: ``crop`` and ``interpolation``. The configuration is written last and
+    a former one removed first: a folder with a configuration is complete."""
     if net.space.size > 1:
         raise SuperformerError(f"this is a supernet of {net.space.size:.3g} architectures: store net.extract(arch)")
     if classes and len(classes) != net.num_classes:
@@ -117,9 +106,6 @@ def load_network(folder: str | Path) -> StoredNetwork:
     return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
 
 
-# --- supernets ---
-
-
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
     """Write a supernet; ``facts`` are kept beside it (the step, the normalisation of pictures)."""
     header = {"space": net.space.to_json(), "sharing": net.sharing.rule, "classes": json.dumps(list(classes))}
@@ -139,9 +125,6 @@ def load_supernet(path: Path) -> Network:
     return net.eval()
 
 
-# --- checkpoints ---
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after ``step`` steps."""
@@ -159,6 +142,11 @@ class DamagedError(Exception):
     """A file whose bytes are not those that were written."""
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint, then let the oldest go."""
     header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(checkpoint.tensors)}
@@ -166,11 +154,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     write_tensors(folder / f"step-{checkpoint.step:09d}.safetensors", checkpoint.tensors, header)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.safetensors"))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -185,8 +168,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are told of and set aside. What a kill left half-written is
-    removed."""
+    """The newest whole checkpoint; damaged ones are told of and set aside. What a kill left half-written is removed."""
     for partial in folder.glob(f"*{files.PARTIAL}"):
         partial.unlink(missing_ok=True)
     for path in reversed(list_checkpoints(folder)):

@@ -22,7 +22,7 @@ from superformer.kernels.memory import keep_freed
 from superformer.machine import torch_threads
 from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.runs.folder import Run, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import latest_checkpoint, list_checkpoints, save_checkpoint, save_supernet
 from superformer.space import Space

@@ -1,7 +1,7 @@
 """One sub-network of a run by itself: with its inherited weights, or trained alone.
 
 A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with a recipe
-for one network (`superformer.recipes.retrain`). Retraining does so with the recipe's ``retrain`` changes, from
+for one network (`superformer.recipes`). Retraining does so with the recipe's ``retrain`` changes, from
 inherited weights or from scratch, at the same or a larger input size, in ``DIR/retrained/KEY-WEIGHTS``. The result is
 ``DIR/model`` (`superformer.runs.storage`); ``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the
 test pictures (S3, figure 5)."""
@@ -21,9 +21,8 @@ from superformer.cost import cost
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
-from superformer.recipes import Recipe
-from superformer.recipes.retrain import read_changes, retrain_recipe
-from superformer.runs.folder import Run, note_command
+from superformer.recipes import Recipe, read_changes, retrain_recipe
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
@@ -97,7 +96,7 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
 
 
 def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
-    """Train the network of a recipe (`superformer.recipes.retrain`) in ``home``, from the weights of the network in
+    """Train the network of a recipe (`superformer.recipes`) in ``home``, from the weights of the network in
     ``start`` if there is one. Killed, the same call goes on."""
     own, changes = Run(home), dict[str, Any]()
     if start is not None:

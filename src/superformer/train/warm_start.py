@@ -38,7 +38,7 @@ from superformer.families.weights import Mapped, pieces
 from superformer.interop.timm_weights import from_timm
 from superformer.kernels.slices import Index, Segments, gather, scatter
 from superformer.recipes.settings import Start
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_network, load_supernet
 from superformer.sharing import Sharing
 from superformer.space.arch import Arch
