@@ -1,5 +1,4 @@
-"""How settings and numbers are read, and numbers written for people: a mistake is answered with the key, what it is,
-and what is possible."""
+"""How settings and numbers are read (a mistake is answered with what is possible), and numbers written for people."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class SettingsBase(BaseModel):
         """What to say of a key that does not exist."""
         section: Any = cls
         for parent in parents:
-            field = getattr(section, "model_fields", {}).get(parent)
-            section = field.annotation if field is not None else None
+            section = getattr(getattr(section, "model_fields", {}).get(parent), "annotation", None)
         here = "".join(f"{p}." for p in parents)
         known = [f"{here}{name}" for name in getattr(section, "model_fields", {})]
         return f"{where}: there is no setting {here + key!r}: {nearest(here + key, known)}"
@@ -57,9 +55,6 @@ def read_key_value(text: str, error: type[SuperformerError] = SuperformerError) 
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError as problem:
         raise error(f"{text!r} cannot be read: {' '.join(str(problem).split())}") from problem
-
-
-# --- numbers for people ---
 
 
 def amount(value: float) -> str:
@@ -87,10 +82,7 @@ def read_seconds(text: str, what: str) -> float:
 
 
 def _in_units(text: str, units: dict[str, float], complaint: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        if found is None or found[2] not in units or float(found[1]) <= 0:
-            raise ValueError
-        return float(found[1]) * units[found[2]]
-    except ValueError:
-        raise SuperformerError(complaint) from None
+    found = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in units or float(found[1]) <= 0:
+        raise SuperformerError(complaint)
+    return float(found[1]) * units[found[2]]

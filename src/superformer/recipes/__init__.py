@@ -136,8 +136,7 @@ def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | Non
 
 def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> tuple[Weights, int | None, list[str]]:
     """How the network begins, its input size, and the words that change the recipe. A mistake in them is an error."""
-    given: dict[str, Any] = {"weights": recipe.retrain.weights, "img_size": None}
-    rest = []
+    given, rest = dict[str, Any](weights=recipe.retrain.weights, img_size=None), []
     for text in changes:
         key, value = read_key_value(text)
         if key == "weights" and value not in WEIGHTS:
@@ -157,8 +156,7 @@ def retrain_recipe(
 ) -> Recipe:
     """A supernet's recipe for one of its networks, with its changes for the way the network begins, and those for
     pictures larger than the supernet's, of ``img_size``."""
-    ways = recipe.retrain
-    tree = merged(recipe.model_dump(mode="json"), ways.finetuned if weights == "finetuned" else ways.scratch)
+    tree = merged(recipe.model_dump(mode="json"), getattr(recipe.retrain, weights))
     if weights == "finetuned" and arch.resolution > img_size:
-        tree = merged(tree, ways.larger)
+        tree = merged(tree, recipe.retrain.larger)
     return from_tree(single_network(tree, weights, arch), where, changes)

@@ -1,5 +1,4 @@
-"""The settings of every search method (the defaults are the papers'), of the search of the search space, and what a
-search seeks."""
+"""The settings of search methods (the defaults are the papers'), of space evolution, and of what a search seeks."""
 
 from __future__ import annotations
 

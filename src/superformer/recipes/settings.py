@@ -26,8 +26,7 @@ class Data(SettingsBase):
     )
     mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
     std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
-    # shift: small pictures moved, mirrored and erased all at once; timm: its transforms, one by one
-    augment: Literal["none", "shift", "timm"] = "timm"
+    augment: Literal["none", "shift", "timm"] = Field("timm", description="shift: small pictures, all of them at once")
     shift: float = Field(0.125, ge=0, le=0.5, description="shift: the most a picture is moved, a share of its side")
     scale: tuple[float, float] = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
     ratio: tuple[float, float] = Field((0.75, 4 / 3), description="timm: sides of a random crop")

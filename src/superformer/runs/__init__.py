@@ -106,16 +106,16 @@ class Run:
             raise RunError(f"{self.folder} was not searched yet: superformer search --run {self.folder} --macs-max ...")
         return dict(json.loads(self._text(self.front_file)))
 
+    @property
+    def retrained(self) -> bool:
+        return (self.folder / "model" / files.CONFIG).exists()
+
     def model_folder(self) -> Path:
         """The folder of the retrained network."""
         if not self.retrained:
             how = f"superformer retrain --run {self.folder}, or --arch best for inherited weights"
             raise RunError(f"{self.folder} has no retrained network yet: {how}")
         return self.folder / "model"
-
-    @property
-    def retrained(self) -> bool:
-        return (self.folder / "model" / files.CONFIG).exists()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -143,11 +143,10 @@ class Run:
 
     def arch(self, which: str) -> Arch:
         """What a word means: smallest, largest, best (of the last search), a key of its front, or a file."""
-        path = Path(which)
         if which in ("smallest", "largest"):
             return self.space().smallest() if which == "smallest" else self.space().largest()
-        if path.is_file():
-            arch = Arch.from_json(self._text(path))
+        if Path(which).is_file():
+            arch = Arch.from_json(self._text(Path(which)))
             self.space().encode([arch])  # an error if it is not in the space
             return arch
         found = self.front() if which == "best" or self.front_file.exists() else {"front": [], "best": None}
@@ -177,15 +176,13 @@ class Run:
 def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """A row for each run, and what differs between them where several runs themselves were named."""
     named = [Run(f) for f in folders if Run(f).recipe_file.exists()]
-    found = list(named)
-    if len(named) < len(folders):
-        found += [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))]
+    inside = [Run(f.parent) for folder in folders for f in sorted(folder.glob("*/recipe.yaml"))]
+    found = named + (inside if len(named) < len(folders) else [])
     if not found:
         how = "superformer train --recipe NAME --data SPEC --run DIR makes one"
         raise SuperformerError(f"there are no runs in {', '.join(map(str, folders))}: {how}")
-    lines = []
+    lines, first = [], found[0]
     for other in named[1:]:
-        first = named[0]
         old, new = (run.recipe().model_dump(mode="json", exclude={"name", "about"}) for run in (first, other))
         told = differences(old, new)
         if first.facts()["data"] != other.facts()["data"]:
@@ -196,8 +193,7 @@ def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a run is and how far it is; ``best``: the newest accuracy of its best network, on the split that ``of``
-    names."""
+    """What a run is and how far it is; ``best``: the newest accuracy of its best network, on the split ``of``."""
     recipe, metrics = run.recipe(), run.metrics()
     steps, health = ([row for row in metrics if row["kind"] == kind] for kind in ("step", "health"))
     state = f"training, epoch {steps[-1]['epoch']:.3g} of {recipe.train.epochs:g}" if steps else "begun"
@@ -225,10 +221,9 @@ def note_command(folder: Path) -> None:
         return
     entry = {"time": time.time(), "words": list(_command), "folder": os.getcwd(), "machine": machine()}
     for name in ("superformer", "torch", "timm"):
-        try:
+        entry[name] = ""
+        with suppress(PackageNotFoundError):
             entry[name] = version(name)
-        except PackageNotFoundError:
-            entry[name] = ""
     files.make_folder(folder)
     path = folder / COMMANDS
     files.write(path, (path.read_text() if path.exists() else "") + json.dumps(entry) + "\n")

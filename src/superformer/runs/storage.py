@@ -29,10 +29,6 @@ from superformer.space.arch import Arch, expect, load_json
 from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
-PREPARED = ("crop", "interpolation")
-"""How pictures are cut and resized (`superformer.data.augment.Frame`)."""
-TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")
-"""What an export for timm adds."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -87,17 +83,16 @@ def save_network(
 
 def load_network(folder: str | Path) -> StoredNetwork:
     """The network of a folder, in eval mode."""
-    folder = Path(folder)
-    where = str(folder / CONFIG)
+    folder, where = Path(folder), str(Path(folder) / CONFIG)
     try:
         config = load_json((folder / CONFIG).read_text(), where, SuperformerError)
         tensors, _ = read_tensors(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
-    known = {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM}
+    known = {"in_chans", "classes", "mean", "std", "crop", "interpolation"}
+    known |= {"architecture", "num_features", "model_args", "pretrained_cfg"}  # what an export for timm adds
     expect(config, where, {"arch", "num_classes"}, known, SuperformerError)
-    arch = Arch.from_json(json.dumps(config["arch"]))
-    net = model(arch, config["num_classes"], in_chans=config.get("in_chans", 3))
+    net = model(Arch.from_json(json.dumps(config["arch"])), config["num_classes"], in_chans=config.get("in_chans", 3))
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
@@ -175,8 +170,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
         try:
             return load_checkpoint(path)
         except DamagedError as error:
-            aside = path.with_suffix(".damaged")
-            path.rename(aside)
+            aside = path.rename(path.with_suffix(".damaged"))
             told = f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})"
             warnings.warn(told, stacklevel=2)
     return None
