@@ -24,7 +24,7 @@ import superformer as sf
 from superformer import data
 from superformer.evaluation.evaluator import Score, varied_copies
 from superformer.evaluation.trained_run import TrainedRun
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.search.scores import agreed, ranked
 
 Floats = NDArray[np.float64]

@@ -32,7 +32,7 @@ from superformer import data
 from superformer.cost.latency import measure_in_turn
 from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_supernet
 from superformer.search.run import search
 from superformer.train.loop import train

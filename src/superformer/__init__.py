@@ -20,7 +20,7 @@ if not COMMAND:
     from superformer.interop import official
     from superformer.interop.timm import register_model
     from superformer.recipes import resolve as recipe
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
     from superformer.space import Arch, Space, Stage, ratio, times
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet

@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from superformer.interop.export import export
 from superformer.progress import teller
 from superformer.recipes import resolve
 from superformer.report import write
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_supernet
 from superformer.search.run import search
 from superformer.search.space_evolution import dimensions, evolve_space
@@ -35,8 +35,8 @@ from superformer.train.retrain import network_to_export, retrain
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the demo takes its time for: epochs of each supernet and of each network by itself (from scratch and
-    tuned), networks drawn of a sub-space, rounds of search, seconds of measuring latencies."""
+    """What the demo takes its time for: epochs of each supernet and of each network by itself (from scratch and tuned),
+    networks drawn of a sub-space, rounds of search, seconds of measuring latencies."""
 
     epochs: float = 10
     scratch: float = 10
@@ -60,8 +60,7 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     with _chapter(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
         _compare(folder, found, pace, console)
     with _chapter(console, "4. Export the network, and measure it"):
-        proof = export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)
-        tell(f"{proof}")
+        tell(str(export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)))
         bench(str(folder), ("eager", "onnx"), which=("model", "largest"), batches=(1, 32), seconds=0.3, console=console)
     with _chapter(console, "5. The report"):
         page = write(folder, console)
@@ -92,19 +91,14 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
 
 def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) -> None:
     """Everyone is trained from scratch alike; the found one also from its inherited weights."""
-    run, tell = Run.open(folder), teller(console)
-    space, classes, home = run.space(), len(run.facts()["classes"]), folder / "retrained"
-    best = next(row for row in found["front"] if row["key"] == found["best"])
+    run, tell, home = Run.open(folder), teller(console), folder / "retrained"
+    macs = next(row["macs"] for row in found["front"] if row["key"] == found["best"])
     home.mkdir(exist_ok=True)
-    files.write(home / "hand-made.json", handmade(space, best["macs"], classes).to_json())
-    files.write(home / "random.json", _random(space, best["macs"], classes).to_json())
-    rows = []
-    for name, which, weights, epochs in (
-        ("hand-made", str(home / "hand-made.json"), "scratch", pace.scratch),
-        ("random", str(home / "random.json"), "scratch", pace.scratch),
-        ("found", "best", "scratch", pace.scratch),
-        ("found, tuned", "best", "finetuned", pace.finetuned),
-    ):
+    for name, drawn in (("hand-made", handmade), ("random", _random)):
+        files.write(home / f"{name}.json", drawn(run.space(), macs, len(run.facts()["classes"])).to_json())
+    rows, ways = [], [(name, str(home / f"{name}.json"), "scratch", pace.scratch) for name in ("hand-made", "random")]
+    ways += [("found", "best", "scratch", pace.scratch), ("found, tuned", "best", "finetuned", pace.finetuned)]
+    for name, which, weights, epochs in ways:
         tell(f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights")
         changes = (f"weights={weights}", f"train.epochs={epochs}", "watch.every=10")
         row = retrain(folder, which, *changes, console=console).rows[-1]
@@ -116,24 +110,18 @@ def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) 
 def handmade(space: Space, macs: float, num_classes: int) -> Arch:
     """What one would draw by hand for so many MACs: every stage as deep in its list as the others, every width as wide,
     every MLP, too."""
-    best: tuple[float, Arch] | None = None
-    shares = np.linspace(0, 1, 5)
-    for deep, wide, hidden in itertools.product(shares, shares, shares):
+    archs = []
+    for deep, wide, hidden in itertools.product(np.linspace(0, 1, 5), repeat=3):
         uniform = space
         for dimension in dimensions(space):
             share = {"depth": deep, "mlp": hidden}.get(dimension.name, wide)
             uniform = dimension.at(uniform, dimension.values[round(share * (len(dimension.values) - 1))])
-        arch = uniform.largest()
-        off = abs(float(cost(space, [arch], num_classes=num_classes).macs[0]) - macs)
-        best = (off, arch) if best is None or off < best[0] else best
-    assert best is not None
-    return best[1]
+        archs.append(uniform.largest())
+    return archs[int(np.argmin(np.abs(cost(space, archs, num_classes=num_classes).macs - macs)))]
 
 
 def _random(space: Space, macs: float, num_classes: int) -> Arch:
     for low in (0.97, 0.9, 0.5):
-        try:
+        with suppress(InfeasibleError):
             return space.sample(1, seed=1, macs=(low * macs, macs), num_classes=num_classes)[0]
-        except InfeasibleError:
-            continue
     return space.smallest()

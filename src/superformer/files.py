@@ -13,10 +13,8 @@ from safetensors import SafetensorError
 
 from superformer.errors import StoppedError, SuperformerError
 
-PARTIAL = ".partial"
-"""What unfinished files end in."""
-CONFIG = "config.json"
-"""By which a folder with a network is known."""
+PARTIAL, CONFIG = ".partial", "config.json"
+"""What unfinished files end in, and by which a folder with a network is known."""
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -59,13 +57,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         number = re.search(r"os error (\d+)", str(error))  # safetensors tells the system's errors as text
         code = int(number[1]) if number else getattr(error, "errno", None)
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoppedError(
-                f"the disk is full: {path} could not be written. Nothing is lost: free some space and run the same "
-                "command again, it goes on from the last checkpoint"
-            ) from error
+            how = "free some space and run the same command again, it goes on from the last checkpoint"
+            raise StoppedError(f"the disk is full: {path} could not be written. Nothing is lost: {how}") from error
         if code in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise SuperformerError(
-                f"{path} cannot be written (no permission, or a read-only disk): choose another folder, or change its "
-                "permissions"
-            ) from error
+            what = f"{path} cannot be written (no permission, or a read-only disk)"
+            raise SuperformerError(f"{what}: choose another folder, or change its permissions") from error
         raise StoppedError(f"{path} could not be written: {error}") from error

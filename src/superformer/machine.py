@@ -1,7 +1,5 @@
-"""The machine that work runs on: its name beside what was measured, and how many processor threads torch uses.
-
-torch is imported when it is needed: commands tell of mistakes before that.
-"""
+"""The machine that work runs on: its name beside what was measured, and how many processor threads torch uses. torch is
+imported when it is needed: commands tell of mistakes before that."""
 
 from __future__ import annotations
 
@@ -37,11 +35,9 @@ def _processor() -> tuple[str, int]:
         entries = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     except OSError:
         return platform.processor() or platform.machine(), cores
-    facts = [(name.strip(), value.strip()) for name, _, value in entries]
-    names = [value for name, value in facts if name == "model name"]
-    ids = {name: [value for n, value in facts if n == name] for name in ("physical id", "core id")}
-    pairs = set(zip(*ids.values(), strict=False))
-    return " ".join((names or [platform.machine()])[0].split()), len(pairs) or cores
+    keys = ("model name", "physical id", "core id")
+    names, packages, ids = ([value.strip() for name, _, value in entries if name.strip() == key] for key in keys)
+    return " ".join((names or [platform.machine()])[0].split()), len(set(zip(packages, ids, strict=False))) or cores
 
 
 @contextmanager

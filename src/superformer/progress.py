@@ -14,8 +14,7 @@ from rich.console import Console
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-LOG_SECONDS = 10.0
-"""Seconds between the lines of a log that say how far something is."""
+LOG_SECONDS = 10.0  # between the lines that say how far something is
 
 
 def quiet(console: Console | None) -> Console:
@@ -49,10 +48,7 @@ class Clock:
 
 def each(items: Sequence[T], what: str, console: Console | None) -> Iterator[T]:
     """The items one after another, with how far they are: a bar on a terminal, else a line every so often."""
-    if console is None:
-        yield from items
-        return
-    if console.is_terminal:
+    if console is not None and console.is_terminal:
         from rich.progress import track  # not needed by every command
 
         yield from track(items, what, console=console, transient=True)

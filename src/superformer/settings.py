@@ -40,8 +40,7 @@ class SettingsBase(BaseModel):
         """What to say of a key that does not exist."""
         section: Any = cls
         for parent in parents:
-            field = getattr(section, "model_fields", {}).get(parent)
-            section = field.annotation if field is not None else None
+            section = getattr(getattr(section, "model_fields", {}).get(parent), "annotation", None)
         here = "".join(f"{p}." for p in parents)
         known = [f"{here}{name}" for name in getattr(section, "model_fields", {})]
         return f"{where}: there is no setting {here + key!r}: {nearest(here + key, known)}"
@@ -80,10 +79,7 @@ def read_seconds(text: str, what: str) -> float:
 
 
 def _in_units(text: str, units: dict[str, float], complaint: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        if found is None or found[2] not in units or float(found[1]) <= 0:
-            raise ValueError
-        return float(found[1]) * units[found[2]]
-    except ValueError:
-        raise SuperformerError(complaint) from None
+    found = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in units or float(found[1]) <= 0:
+        raise SuperformerError(complaint)
+    return float(found[1]) * units[found[2]]

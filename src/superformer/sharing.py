@@ -1,7 +1,7 @@
 """Which channels of a shared weight a width uses (ViTAS v2, section 4).
 
-A supernet keeps one tensor at the largest width; a sub-network of a smaller width runs with some of its
-channels. *Which* ones is a rule, and every elastic layer asks the same rule object for it:
+A supernet keeps one tensor at the largest width; a sub-network of a smaller width runs with some of its channels.
+*Which* ones is a rule, and every elastic layer asks the same rule object for it:
 
 * **ordinal** (eq. 3, AutoSlim): the first ``w`` channels;
 * **bilateral** (BCNet): the first ``w`` on the *left* side, the last ``w`` on the *right* side; a forward pass takes
@@ -30,6 +30,7 @@ from superformer.kernels.slices import Segments
 
 RULES = ("ordinal", "bilateral", "cyclic")
 SIDES = ("left", "right")
+PAPER_GROUPS, SOLVED_GROUPS = 10, range(2, 17)
 
 GroupMap = Mapping[int, Iterable[int]]
 """For each width, counted in groups of channels, the groups it uses."""
@@ -60,10 +61,8 @@ class Sharing:
 
     def check_side(self, side: str) -> str:
         if side not in self.sides:
-            raise SuperformerError(
-                f"side {side!r} does not exist with {self.rule} sharing; possible: {', '.join(self.sides)}"
-                + ("" if self.rule == "bilateral" else " (only bilateral sharing has two sides)")
-            )
+            possible = "left, right" if self.rule == "bilateral" else "left (only bilateral sharing has two sides)"
+            raise SuperformerError(f"side {side!r} does not exist with {self.rule} sharing; possible: {possible}")
         return side
 
     def segments(self, axis: Axis, width: int, side: str = "left") -> Segments:
@@ -72,15 +71,11 @@ class Sharing:
             return ((axis.widths.index(width), axis.widths.index(width) + 1),)
         if axis.kind == "centred":
             return (((axis.size - width) // 2, (axis.size + width) // 2),)
-        if width == axis.size:
-            return ((0, width),)
-        if self.rule == "cyclic":
+        if self.rule == "cyclic" and width < axis.size:
             start = _cyclic_start(axis.widths, axis.unit, width)
             end = start + width
             return ((start, end),) if end <= axis.size else ((start, axis.size), (0, end - axis.size))
-        if side == "right":
-            return ((axis.size - width, axis.size),)
-        return ((0, width),)
+        return ((axis.size - width, axis.size),) if side == "right" else ((0, width),)
 
 
 @functools.cache
@@ -88,21 +83,16 @@ def _cyclic_start(widths: tuple[int, ...], unit: int, width: int) -> int:
     """The channel where the run of ``width`` channels starts.
 
     The widths of an axis are whole groups of channels if at most 16 groups make that possible; each then starts where
-    the mapping says. Otherwise (384 channels in ten groups are no whole groups) the axis is ruled in ten, as in the
-    paper: a width takes the start of the nearest number of groups, rounded to a unit, and keeps its exact number of
-    channels."""
-    size = widths[-1]
-    group = math.gcd(*widths)
-    groups = size // group if size // group in SOLVED_GROUPS else min(size // unit, PAPER_GROUPS)
+    the mapping says. Otherwise (384 channels are not ten whole groups) the axis is ruled in ten, as in the paper: a
+    width takes the start of the nearest number of groups, rounded to a unit, and keeps its exact number of channels."""
+    size, units = widths[-1], widths[-1] // unit
+    groups = size // math.gcd(*widths)
+    groups = groups if groups in SOLVED_GROUPS else min(units, PAPER_GROUPS)
     if groups < 2:
         return 0
     rank = min(max(round(width * groups / size), 1), groups)
-    units = size // unit
-    return round(cyclic_starts(groups)[rank - 1] * units / groups) % units * unit
-
-
-PAPER_GROUPS = 10
-SOLVED_GROUPS = range(2, 17)
+    start: int = solution(groups)["starts"][rank - 1]
+    return round(start * units / groups) % units * unit
 
 
 def ordinal(groups: int) -> dict[int, frozenset[int]]:
@@ -119,56 +109,31 @@ def cyclic(groups: int) -> dict[int, frozenset[int]]:
     """The cyclic mapping (ViTAS v2, eqs. 5 to 13; continuous runs as in appendix A.11).
 
     For each width ``1..groups`` the set of channel groups it uses. Solved once for 2 to 16 groups and shipped; other
-    numbers are solved on the spot (needs ortools). ``solution(groups)["proven"]`` says whether the optimum is proven.
-    """
-    starts = cyclic_starts(groups)
+    numbers are solved on the spot (needs ortools)."""
+    starts = solution(groups)["starts"]
     return {j: frozenset((starts[j - 1] + k) % groups for k in range(j)) for j in range(1, groups + 1)}
 
 
 @functools.cache
-def cyclic_starts(groups: int) -> tuple[int, ...]:
-    """The first group of each width ``1..groups``."""
-    return tuple(solution(groups)["starts"])
-
-
-@functools.cache
-def _shipped() -> dict[str, dict[str, Any]]:
-    text = resources.files("superformer").joinpath("cyclic_mappings.json").read_text()
-    return dict(json.loads(text))
-
-
 def solution(groups: int) -> dict[str, Any]:
-    """The solved mapping of a number of groups: its starts, the gap that remains and whether it is proven optimal."""
+    """The solved mapping of a number of groups: the first group of each width ``1..groups``, the gap that remains and
+    whether it is proven optimal."""
     if groups < 1:
         raise SuperformerError(f"{groups} groups of channels were asked for; at least one is needed")
     if groups == 1:
         return {"starts": [0], "proven": True}
-    shipped = _shipped()
-    if str(groups) in shipped:
-        return shipped[str(groups)]
-    return solve_cyclic(groups)
-
-
-def influence(mapping: GroupMap | Iterable[Iterable[int]], groups: int | None = None) -> list[Fraction]:
-    """Total influence of each group of channels: the sum of psi = 1/j over the widths ``j`` that use it (eqs. 10 and
-    11)."""
-    items = dict(mapping) if isinstance(mapping, Mapping) else dict(enumerate(mapping, 1))
-    used = {j: Counter(channels) for j, channels in items.items()}
-    count = groups if groups is not None else 1 + max(max(c) for c in used.values() if c)
-    return [sum((Fraction(c[i], j) for j, c in used.items()), Fraction(0)) for i in range(count)]
+    shipped = json.loads(resources.files("superformer").joinpath("cyclic_mappings.json").read_text())
+    return shipped[str(groups)] if str(groups) in shipped else solve_cyclic(groups)
 
 
 def influence_gap(mapping: GroupMap | Iterable[Iterable[int]]) -> float:
-    """Eq. 13: the sum over (ordered) pairs of channels of the squared difference of their total influence."""
-    total = influence(mapping)
+    """Eq. 13: the sum over (ordered) pairs of channels of the squared difference of their total influence: the sum of
+    psi = 1/j over the widths ``j`` that use a channel (eqs. 10 and 11)."""
+    items = mapping.items() if isinstance(mapping, Mapping) else enumerate(mapping, 1)
+    used = {j: Counter(groups) for j, groups in items}
+    count = 1 + max(max(c) for c in used.values() if c)
+    total = [sum((Fraction(c[i], j) for j, c in used.items()), Fraction(0)) for i in range(count)]
     return float(sum((a - b) ** 2 for a in total for b in total))
-
-
-def training_times(mapping: GroupMap | Iterable[Iterable[int]]) -> list[int]:
-    """How many widths use each group (eq. 5); the cyclic mapping keeps them within one of each other (eq. 12)."""
-    items = dict(mapping) if isinstance(mapping, Mapping) else dict(enumerate(mapping, 1))
-    count: Counter[int] = Counter(i for channels in items.values() for i in channels)
-    return [count[i] for i in range(max(count) + 1)]
 
 
 def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[str, Any]:
@@ -179,10 +144,8 @@ def solve_cyclic(groups: int, seconds: float = 60.0, workers: int = 2) -> dict[s
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:  # pragma: no cover - depends on the installation
-        raise SuperformerError(
-            f"the cyclic mapping of {groups} groups is not shipped (2 to 16 are) and solving it needs ortools: "
-            "pip install 'superformer[solver]'"
-        ) from error
+        what = f"the cyclic mapping of {groups} groups is not shipped (2 to 16 are) and solving it needs ortools"
+        raise SuperformerError(f"{what}: pip install 'superformer[solver]'") from error
     scale = math.lcm(*range(1, groups + 1))
     model = cp_model.CpModel()
     starts = {j: [model.new_bool_var(f"start_{j}_{s}") for s in range(groups)] for j in range(1, groups)}

@@ -24,7 +24,7 @@ from superformer.analysis.bench import FRONT_NETWORKS, bench, network_sources, s
 from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
 from superformer.evaluation.trained_run import TrainedRun
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import save_network
 from superformer.search.run import search
 from superformer.space import Space

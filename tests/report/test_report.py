@@ -27,7 +27,7 @@ from superformer.report import markup as charts
 from superformer.report import write
 from superformer.report.inputs import MOST, Points, compact, read
 from superformer.report.reproduction import rebuilt
-from superformer.runs.folder import RunError
+from superformer.runs import RunError
 from superformer.search.history import Record
 from superformer.search.run import search
 from superformer.search.space_evolution import evolve_space

@@ -13,9 +13,9 @@ import torch
 from helpers.training import recipe, superformer
 from safetensors.torch import load_file
 
+from superformer import runs
 from superformer.errors import SuperformerError
-from superformer.runs import folder as runs
-from superformer.runs.folder import last_command
+from superformer.runs import last_command
 from superformer.train.loop import train
 
 

@@ -24,7 +24,7 @@ from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
 from superformer.evaluation.evaluator import Score
 from superformer.evaluation.trained_run import evaluate
-from superformer.runs.folder import RunError
+from superformer.runs import RunError
 from superformer.search import front
 from superformer.search import front as module
 from superformer.search import scores as racing

@@ -13,7 +13,7 @@ import superformer as sf
 from superformer import data
 from superformer.errors import SuperformerError
 from superformer.evaluation.trained_run import TrainedRun
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_network, load_supernet
 from superformer.space.schema import family
 from superformer.train.loop import train

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from superformer import data
 from superformer.errors import StoppedError, SuperformerError
 from superformer.recipes import RecipeError, names, resolve, space_of
-from superformer.runs.folder import Run, RunError
+from superformer.runs import Run, RunError
 from superformer.runs.processes import World
 from superformer.runs.storage import list_checkpoints, load_supernet
 from superformer.train.loop import build_trainer, recipe_skeleton, train

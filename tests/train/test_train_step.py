@@ -116,7 +116,7 @@ def theirs(step) -> dict[str, list[str]]:
     meta, _, _ = load("nasvit", "largest")
     keys = [key for key, *_ in meta["state"]]
     marked = {key: torch.full(tuple(shape), float(i)) for i, (key, shape, *_) in enumerate(meta["state"])}
-    found = NasVit().supernet(step.net.space, marked)
+    found = NasVit().tensors(step.net.space, marked)
     return {name: [keys[int(i)] for i in found[name].unique().tolist()] for name, _ in step.net.named_parameters()}
 
 

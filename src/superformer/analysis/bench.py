@@ -23,7 +23,7 @@ from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.machine import machine
 from superformer.progress import doing, quiet, teller
-from superformer.runs.folder import Run, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.storage import load_network, load_supernet
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch

@@ -34,7 +34,7 @@ from superformer.errors import InfeasibleError, SuperformerError, amount
 from superformer.evaluation.evaluator import Score
 from superformer.progress import each, quiet
 from superformer.recipes.search import Options
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.search import pareto
 from superformer.search.problem import alive

@@ -25,7 +25,7 @@ from rich.console import Console
 from superformer.analysis.settings import Settings
 from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
-from superformer.runs.folder import Run
+from superformer.runs import Run
 
 ALL_LAYERS = "all"
 """The layers together: table 4."""

@@ -19,7 +19,7 @@ from superformer.analysis.settings import CHEAP, Settings, chosen
 from superformer.analysis.subject import Standalone, Subject
 from superformer.errors import SuperformerError
 from superformer.progress import teller
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.space.arch import load_json
 
 FILE = "analysis.json"

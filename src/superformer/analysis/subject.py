@@ -15,9 +15,8 @@ from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import TOGETHER
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import each
-from superformer.recipes import Recipe, merged
-from superformer.recipes.retrain import WEIGHTS, Weights, single_network
-from superformer.runs.folder import Run
+from superformer.recipes import WEIGHTS, Recipe, Weights, merged, single_network
+from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.search.history import History, Record
 from superformer.search.scores import Scorer, history_of

@@ -18,7 +18,7 @@ from rich.table import Table
 from superformer.errors import amount
 
 if TYPE_CHECKING:
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
 HELP = "Find the vision transformer that fits your pictures and your budget.\n\nStart with: superformer demo"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
@@ -65,7 +65,7 @@ RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several ru
 
 def trained_run(folder: str, *archs: str) -> Run:
     """A run with a trained supernet and these architectures."""
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     run = Run.open(folder)
     run.require_trained()
@@ -78,7 +78,7 @@ def trained_run(folder: str, *archs: str) -> Run:
 def computing() -> Iterator[None]:
     """What all commands that compute share: runs note the words, and freed memory is kept for the next step."""
     from superformer.kernels import keep_freed
-    from superformer.runs.folder import set_command
+    from superformer.runs import set_command
 
     keep_freed()
     set_command(sys.argv[1:])

@@ -96,7 +96,7 @@ def retrain(
     weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other
     key of the recipe, such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares
     accuracies on the test pictures."""
-    from superformer.recipes.retrain import read_changes
+    from superformer.recipes import read_changes
 
     read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
     trained_run(run, arch)  # last: a network that is found is checked, which needs torch
@@ -149,7 +149,7 @@ def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Js
     parts, changes = [w for w in words or [] if "=" not in w], dict(read_key_value(w) for w in words or [] if "=" in w)
 
     from superformer.analysis.settings import chosen
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     Run.open(run)
     chosen(parts, changes)

@@ -107,7 +107,7 @@ def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None,
     The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its
     inherited weights."""
     from superformer.interop import format_module
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     format_module(to)
     if arch is None:
@@ -135,7 +135,7 @@ def bench(
     """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.
 
     Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx"""
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
     for runtime in words:
@@ -170,7 +170,7 @@ def report(run: arg.RunFolder) -> None:
     """Write DIR/report.html: one page about a run, to be opened in any browser, without a network.
 
     Example: superformer report --run runs/first"""
-    from superformer.runs.folder import Run
+    from superformer.runs import Run
 
     Run.open(run)
 
@@ -184,7 +184,7 @@ def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
     """The runs of a folder (runs, if none is named) and how far they are; several runs side by side, with what differs.
 
     Example: superformer runs runs/first runs/second"""
-    from superformer.runs.folder import overview
+    from superformer.runs import overview
 
     rows, lines = overview([Path(f) for f in folders or ["runs"]])
     if as_json:
@@ -201,7 +201,7 @@ def resume(run: arg.RunFolder) -> None:
     """Go on with the command that last wrote to a run, where it was.
 
     Example: superformer resume --run runs/first"""
-    from superformer.runs.folder import last_command
+    from superformer.runs import last_command
 
     last = last_command(Path(run)) or last_command(Path(run) / "spaces" / "0")  # where evolve-space begins
     if last is None:

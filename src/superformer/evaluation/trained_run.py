@@ -17,7 +17,7 @@ from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.evaluator import CALIBRATION_BATCH, CALIBRATION_BATCHES, Evaluator
 from superformer.families.network import Network
 from superformer.recipes import Recipe
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_supernet
 from superformer.space import Space
 from superformer.space.arch import Arch

@@ -1,25 +1,28 @@
 """Recipes: named settings of whole runs, one file each; at the papers' scale, and ``-laptop`` for minutes on two cores.
 
 A recipe is a YAML file in the form of `superformer.recipes.settings.Recipe`. Any part is swapped by its key:
-``resolve("s3-laptop", ["sharing=cyclic", "gradients.rule=project"])``.
-"""
+``resolve("s3-laptop", ["sharing=cyclic", "gradients.rule=project"])``."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from superformer.errors import SuperformerError, nearest
-from superformer.recipes.settings import Recipe
+from superformer.recipes.settings import Recipe as Recipe
+from superformer.recipes.settings import Weights as Weights
 from superformer.settings import SettingsBase, read_key_value
-from superformer.space import Space
+from superformer.space import Space, point
+from superformer.space.arch import Arch
 from superformer.spaces import space as published_space
+
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 
 class RecipeError(SuperformerError):
@@ -81,8 +84,7 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
 
 def dump(recipe: Recipe) -> str:
     """The complete recipe as YAML text."""
-    text: str = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return str(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120))
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +99,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """What differs between two recipes, a line for each key; of different methods only that they are."""
     out = []
-    other = old.get("method") != new.get("method")
-    for key in ["method"] if other else {**old, **new}:
+    for key in ["method"] if old.get("method") != new.get("method") else {**old, **new}:
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict) and key not in ("space", "narrow"):
             out += differences(a, b, f"{prefix}{key}.")
@@ -123,6 +124,39 @@ def space_of(recipe: Recipe) -> Space:
     return space.narrow(**recipe.narrow) if recipe.narrow else space
 
 
-__all__ = [
-    "Recipe", "RecipeError", "differences", "dump", "from_tree", "merged", "names", "parse_yaml", "resolve", "space_of",
-]  # fmt: skip
+def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | None = None) -> dict[str, Any]:
+    """A recipe, as a tree, for one network at its own input size: ``arch``, or one that is not known yet. Nothing is
+    left to draw: no sampling, no smaller networks to teach, no gradients to join."""
+    space = json.loads(point(arch).to_json()) if arch is not None else recipe["space"]
+    out = {**recipe, "name": f"{recipe['name']}-{weights}", "space": space, "narrow": {}, "img_size": None, "start": {}}
+    out |= {"sharing": "ordinal", "sampling": {"rule": "single"}, "train": {**recipe["train"], "channel_sort": 0}}
+    out["gradients"] = {"rule": "sum", "clip": recipe["gradients"]["clip"]}
+    return out | {"loss": {**recipe["loss"], "distill": "none"}}
+
+
+def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> tuple[Weights, int | None, list[str]]:
+    """How the network begins, its input size, and the words that change the recipe. A mistake in them is an error."""
+    given, rest = dict[str, Any](weights=recipe.retrain.weights, img_size=None), []
+    for text in changes:
+        key, value = read_key_value(text)
+        if key == "weights" and value not in WEIGHTS:
+            raise SuperformerError(f"weights must be finetuned or scratch: {nearest(str(value), WEIGHTS)}")
+        if key == "img_size" and (not isinstance(value, int) or value < 1):
+            raise SuperformerError(f"img_size must be a number of pixels, not {value!r}")
+        if key in given:
+            given[key] = value
+        else:
+            rest.append(text)
+    from_tree(single_network(recipe.model_dump(mode="json"), given["weights"]), where, rest)
+    return given["weights"], given["img_size"], rest
+
+
+def retrain_recipe(
+    recipe: Recipe, arch: Arch, weights: Weights, changes: Sequence[str], img_size: int, where: str
+) -> Recipe:
+    """A supernet's recipe for one of its networks, with its changes for the way the network begins, and those for
+    pictures larger than the supernet's, of ``img_size``."""
+    tree = merged(recipe.model_dump(mode="json"), getattr(recipe.retrain, weights))
+    if weights == "finetuned" and arch.resolution > img_size:
+        tree = merged(tree, recipe.retrain.larger)
+    return from_tree(single_network(tree, weights, arch), where, changes)

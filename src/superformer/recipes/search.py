@@ -1,10 +1,9 @@
-"""The settings of every search method (the defaults are the papers'), of the search of the search space, and what a
-search seeks."""
+"""The settings of search methods (the defaults are the papers'), of space evolution, and of what a search seeks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,9 +19,7 @@ class Evolution(SettingsBase):
 
     method: Literal["evolution"] = "evolution"
     preset: Literal["s3", "vit-resnas"] = Field("s3", description="whose settings all others begin with")
-    form: Literal["blocks", "parameters"] = Field(
-        "blocks", description="vary depths and whole blocks (S3) or each parameter (ViT-ResNAS)"
-    )
+    form: Literal["blocks", "parameters"] = Field("blocks", description="what varies as one: S3's, or ViT-ResNAS's")
     first: int = Field(50, ge=1, description="random architectures to begin with")
     rounds: int = Field(20, ge=1, description="populations that are evaluated, the first among them")
     parents: int = Field(10, ge=1, description="the best of all so far that have children")
@@ -48,9 +45,7 @@ class Nsga2(SettingsBase):
     method: Literal["nsga2"] = "nsga2"
     population: int = Field(50, ge=2, description="architectures of each generation")
     generations: int = Field(40, ge=1, description="populations that are evaluated, the first among them")
-    crossover: float = Field(
-        0.9, ge=0, le=1, description="probability of two-point crossover; otherwise a parent is only mutated"
-    )
+    crossover: float = Field(0.9, ge=0, le=1, description="probability of two-point crossover; else only mutation")
     eta: float = Field(3.0, ge=0, description="polynomial mutation: the larger, the smaller the steps")
     p: float | None = Field(None, ge=0, le=1, description="probability that a gene mutates; none: one gene on average")
 
@@ -59,9 +54,7 @@ class Predictor(SettingsBase):
     """NASViT's search on predicted accuracy (algorithm 2, appendix C.1)."""
 
     method: Literal["predictor"] = "predictor"
-    first: int = Field(
-        1024, ge=8, description="random ones evaluated: half to train the predictor, half to validate it"
-    )
+    first: int = Field(1024, ge=8, description="random ones evaluated: half train the predictor, half validate it")
     trees: int = Field(100, ge=1, description="of the random forest")
     parents: int = Field(128, ge=2, description="best on predictions that have children")
     mutants: int = Field(128, ge=0, description="of each round")
@@ -88,9 +81,7 @@ class Exhaustive(SettingsBase):
 
 
 SearchMethod = Evolution | Nsga2 | Predictor | Random | Exhaustive
-METHODS: dict[str, type[SettingsBase]] = {
-    kind.model_fields["method"].default: kind for kind in (Evolution, Nsga2, Predictor, Random, Exhaustive)
-}
+METHODS: dict[str, type[SettingsBase]] = {m.model_fields["method"].default: m for m in get_args(SearchMethod)}
 
 
 def method_settings(name: str, values: Mapping[str, Any] | None = None) -> SettingsBase:
@@ -113,10 +104,8 @@ class SpaceEvolution(SettingsBase):
     samples: int = Field(1000, ge=2, description="networks drawn of each sub-space (N; the ablation takes 1,000)")
     top: int = Field(50, ge=1, description="the best of them for the top-tier error")
     tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
-    gamma: dict[str, float] = Field(
-        {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1},
-        description="the step of each dimension, by name",
-    )
+    # the step of each dimension, by name
+    gamma: dict[str, float] = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
     rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike both ways")
     macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
 
@@ -124,9 +113,7 @@ class SpaceEvolution(SettingsBase):
 class Options(SettingsBase):
     """What a search seeks, beside the settings of its method."""
 
-    objectives: tuple[str, ...] | None = Field(
-        None, description="accuracy first, then others; by default those that are limited, or macs"
-    )
+    objectives: tuple[str, ...] | None = Field(None, description="accuracy, then others; none: those limited, or macs")
     seed: int = Field(0, ge=0)
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
     racing: bool = Field(False, description="stop candidates that cannot reach the front any more (search.scores)")
@@ -142,9 +129,8 @@ class Options(SettingsBase):
         if self.objectives is None:
             return ("accuracy", *([c for c in COSTS if c in limits] or ["macs"]))
         if self.objectives[:1] != ("accuracy",) or set(self.objectives[1:]) - set(COSTS):
-            raise SuperformerError(
-                f"objectives are accuracy and then some of {', '.join(COSTS)}, not {', '.join(self.objectives)}"
-            )
+            known, given = ", ".join(COSTS), ", ".join(self.objectives)
+            raise SuperformerError(f"objectives are accuracy and then some of {known}, not {given}")
         return self.objectives
 
 

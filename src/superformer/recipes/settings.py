@@ -1,8 +1,5 @@
-"""A recipe: the complete settings of a run. Every part has a name, a meaning and a default; a key that does not exist
-is an error.
-
-Lengths of time are in epochs where a paper gives epochs, and in shares of the training where it gives shares.
-"""
+"""A recipe: the complete settings of a run. Every part has a name, a meaning and a default. Lengths of time are in
+epochs where a paper gives epochs, and in shares of the training where it gives shares."""
 
 from __future__ import annotations
 
@@ -16,18 +13,20 @@ from superformer.settings import SettingsBase
 Limits = tuple[float | None, float | None]
 OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
+Weights = Literal["finetuned", "scratch"]
+"""How a network by itself begins: with the weights it inherits from the supernet, or with new ones."""
+LARGER_PICTURES = {"lr": 1e-5, "weight_decay": 1e-8, "schedule": "constant", "warmup_epochs": 0}
 
 
 class Data(SettingsBase):
     """How pictures are split, prepared and varied."""
 
     search: float = Field(
-        0.1, gt=0, description="search split, of the training data: below 1 a share, else pictures of a class"
+        0.1, gt=0, description="search split: a share of the training data, from 1 on pictures a class"
     )
     mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
     std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
-    # shift: small pictures moved, mirrored and erased all at once; timm: its transforms, one by one
-    augment: Literal["none", "shift", "timm"] = "timm"
+    augment: Literal["none", "shift", "timm"] = Field("timm", description="shift: small pictures, all of them at once")
     shift: float = Field(0.125, ge=0, le=0.5, description="shift: the most a picture is moved, a share of its side")
     scale: tuple[float, float] = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
     ratio: tuple[float, float] = Field((0.75, 4 / 3), description="timm: sides of a random crop")
@@ -39,9 +38,7 @@ class Data(SettingsBase):
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
     repeats: int = Field(1, ge=1, description="repeated augmentation: times a picture appears, of as many fewer")
     workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
-    memory: float = Field(
-        2.0, ge=0, description="gigabytes of decoded pictures kept; larger sets are decoded each time"
-    )
+    memory: float = Field(2.0, ge=0, description="gigabytes of decoded pictures; larger sets are decoded each time")
 
 
 class Mix(SettingsBase):
@@ -60,15 +57,13 @@ class Sampling(SettingsBase):
     """Which sub-networks a step trains."""
 
     rule: Literal["single", "sandwich", "multi"] = "single"
-    # sandwich: random ones beside the largest and the smallest; multi: networks in a batch
-    networks: int = Field(1, ge=0)
+    networks: int = Field(1, ge=0, description="multi: in a batch; sandwich: beside the largest and the smallest")
     over: Literal["choices", "architectures"] = "choices"
     macs: Limits | None = Field(None, description="draw random networks within these MACs")
     params: Limits | None = Field(None, description="draw random networks within these parameters")
     # search the probability of identities such that the expected MACs lie here (ViTAS v1, section 4.3)
     identity: Limits | None = None
-    # share of the training over which smaller choices are admitted, largest first
-    warmup: float = Field(0.0, ge=0, le=1)
+    warmup: float = Field(0.0, ge=0, le=1, description="share of the training that admits smaller choices bit by bit")
     sides: Literal["left", "both", "random"] = Field("left", description="bilateral sharing: which sides a step runs")
 
 
@@ -88,9 +83,7 @@ class Gradients(SettingsBase):
     """How the gradients of a step's sub-networks become one."""
 
     rule: Literal["sum", "project"] = "sum"
-    priority: Literal["subnets", "supernet"] = Field(
-        "subnets", description="project: whose stays whole (NASViT, table 7)"
-    )
+    priority: Literal["subnets", "supernet"] = Field("subnets", description="whose stays whole (NASViT, table 7)")
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
     cap: float | None = Field(None, description="project: the most that is taken out, as a multiple (2 as released)")
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
@@ -135,24 +128,13 @@ class Train(SettingsBase):
 
 
 class Retrain(SettingsBase):
-    """How a found network is trained by itself: changes of the recipe that its supernet was trained with, for each
-    way."""
+    """How a found network is trained by itself: changes of its supernet's recipe, for inherited weights that are tuned,
+    for new ones, and further ones where weights are tuned for larger pictures (S3, section 4.3)."""
 
-    weights: Literal["finetuned", "scratch"] = Field(
-        "finetuned", description="begin with inherited or with new weights"
-    )
-    finetuned: dict[str, Any] = Field(
-        {"train": {"epochs": 30}, "optimizer": {"lr": 1e-4, "warmup_epochs": 0}},
-        description="changes where inherited weights are tuned",
-    )
-    scratch: dict[str, Any] = Field(default_factory=dict, description="changes where new weights are trained")
-    larger: dict[str, Any] = Field(
-        {
-            "train": {"epochs": 10},
-            "optimizer": {"lr": 1e-5, "weight_decay": 1e-8, "schedule": "constant", "warmup_epochs": 0},
-        },
-        description="further changes where weights are tuned for larger pictures (S3, section 4.3)",
-    )
+    weights: Weights = Field("finetuned", description="begin with inherited or with new weights")
+    finetuned: dict[str, Any] = {"train": {"epochs": 30}, "optimizer": {"lr": 1e-4, "warmup_epochs": 0}}
+    scratch: dict[str, Any] = {}
+    larger: dict[str, Any] = {"train": {"epochs": 10}, "optimizer": LARGER_PICTURES}
 
 
 class Watch(SettingsBase):

@@ -20,7 +20,7 @@ from superformer.errors import StoppedError, SuperformerError, amount
 from superformer.progress import Tell
 from superformer.recipes import Recipe
 from superformer.report.markup import cleaned
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.search.history import History, Record
 from superformer.search.problem import exact_costs, predicted_costs
 from superformer.space import Space

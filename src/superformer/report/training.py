@@ -12,7 +12,7 @@ import numpy as np
 from superformer.report import markup
 from superformer.report.inputs import NOTHING, Inputs, Row, counted, history, number, percent
 from superformer.report.markup import Chart, Markup, Section, axis, grid, paragraph, place, plot, series, several, tag
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.search.space_evolution import equation_7
 
 COLUMNS, ROWS = 60, 48

@@ -1,8 +1,7 @@
 """The processes of a run: one, or several started by torchrun.
 
 All draw the same sub-networks from the same seed, each sees its share of every batch, and gradients are averaged by
-hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly.
-"""
+hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+T = TypeVar("T")
 BUCKET = 8 * 2**20
 """Elements that travel together."""
-T = TypeVar("T")
 _works = count()
 """Of work that processes share: they begin the same works in the same order."""
 
@@ -38,10 +37,9 @@ class World:
     @staticmethod
     def join() -> World:
         """The world that torchrun has set up, or a world of one."""
-        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        device = torch.device("cpu")
+        rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+        device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         if torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.cuda.set_device(device)
         if size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

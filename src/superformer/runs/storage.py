@@ -3,9 +3,7 @@
 * a stand-alone network as a folder: ``model.safetensors`` and ``config.json``;
 * a trained supernet as a file: ``supernet.safetensors``, its space and its classes in the header;
 * checkpoints: tensors of every kind, the rest as JSON in the header. What a step draws at random comes from the seed
-  and the number of the step, so the number is all there is to keep of it: no state of a random generator, of a sampler
-  or of a loader, on any rank.
-"""
+  and the number of the step: no state of a random generator, of a sampler or of a loader is kept, on any rank."""
 
 from __future__ import annotations
 
@@ -31,10 +29,6 @@ from superformer.space.arch import Arch, expect, load_json
 from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
-PREPARED = ("crop", "interpolation")
-"""How pictures are cut and resized (`superformer.data.augment.Frame`)."""
-TIMM = ("architecture", "num_features", "model_args", "pretrained_cfg")
-"""What an export for timm adds."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -55,9 +49,6 @@ def _weights(net: Network) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in net.state_dict().items() if not name.startswith(net.training_only)}
 
 
-# --- stand-alone networks ---
-
-
 @dataclass(frozen=True)
 class StoredNetwork:
     """A network, the names of its classes and how its pictures are normalised."""
@@ -70,17 +61,11 @@ class StoredNetwork:
 
 
 def save_network(
-    net: Network,
-    folder: str | Path,
-    classes: Sequence[str] = (),
-    mean: Sequence[float] = IMAGENET[0],
-    std: Sequence[float] = IMAGENET[1],
-    **prepared: float | str,
-) -> None:
-    """Write a stand-alone network. ``prepared``: ``crop`` and ``interpolation``.
-
-    The configuration is written last and a former one removed first: a folder with a configuration is complete.
-    """
+    net: Network, folder: str | Path, classes: Sequence[str] = (), mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1], **prepared: float | str,
+) -> None:  # fmt: skip
+    """Write a stand-alone network. ``prepared``: ``crop`` and ``interpolation``. The configuration is written last and
+    a former one removed first: a folder with a configuration is complete."""
     if net.space.size > 1:
         raise SuperformerError(f"this is a supernet of {net.space.size:.3g} architectures: store net.extract(arch)")
     if classes and len(classes) != net.num_classes:
@@ -98,26 +83,22 @@ def save_network(
 
 def load_network(folder: str | Path) -> StoredNetwork:
     """The network of a folder, in eval mode."""
-    folder = Path(folder)
-    where = str(folder / CONFIG)
+    folder, where = Path(folder), str(Path(folder) / CONFIG)
     try:
         config = load_json((folder / CONFIG).read_text(), where, SuperformerError)
         tensors, _ = read_tensors(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
-    known = {"in_chans", "classes", "mean", "std", *PREPARED, *TIMM}
+    known = {"in_chans", "classes", "mean", "std", "crop", "interpolation"}
+    known |= {"architecture", "num_features", "model_args", "pretrained_cfg"}  # what an export for timm adds
     expect(config, where, {"arch", "num_classes"}, known, SuperformerError)
-    arch = Arch.from_json(json.dumps(config["arch"]))
-    net = model(arch, config["num_classes"], in_chans=config.get("in_chans", 3))
+    net = model(Arch.from_json(json.dumps(config["arch"])), config["num_classes"], in_chans=config.get("in_chans", 3))
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
         raise SuperformerError(f"{folder / WEIGHTS} are not the weights of the network in {CONFIG}: {error}") from error
     mean, std = (tuple(map(float, config.get(k, usual))) for k, usual in zip(("mean", "std"), IMAGENET, strict=True))
     return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
-
-
-# --- supernets ---
 
 
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
@@ -139,9 +120,6 @@ def load_supernet(path: Path) -> Network:
     return net.eval()
 
 
-# --- checkpoints ---
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after ``step`` steps."""
@@ -159,6 +137,11 @@ class DamagedError(Exception):
     """A file whose bytes are not those that were written."""
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint, then let the oldest go."""
     header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(checkpoint.tensors)}
@@ -166,11 +149,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     write_tensors(folder / f"step-{checkpoint.step:09d}.safetensors", checkpoint.tensors, header)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.safetensors"))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -185,16 +163,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are told of and set aside. What a kill left half-written is
-    removed."""
+    """The newest whole checkpoint; damaged ones are told of and set aside. What a kill left half-written is removed."""
     for partial in folder.glob(f"*{files.PARTIAL}"):
         partial.unlink(missing_ok=True)
     for path in reversed(list_checkpoints(folder)):
         try:
             return load_checkpoint(path)
         except DamagedError as error:
-            aside = path.with_suffix(".damaged")
-            path.rename(aside)
+            aside = path.rename(path.with_suffix(".damaged"))
             told = f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})"
             warnings.warn(told, stacklevel=2)
     return None

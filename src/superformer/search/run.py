@@ -25,7 +25,7 @@ from superformer.evaluation.prefix_tree import prefix_order
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
 from superformer.recipes.search import split_options
-from superformer.runs.folder import Run, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front
 from superformer.search.problem import Problem

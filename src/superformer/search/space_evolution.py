@@ -38,7 +38,7 @@ from superformer.evaluation.trained_run import TrainedRun
 from superformer.progress import Tell, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.recipes.search import SpaceEvolution
-from superformer.runs.folder import Run, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.pareto import Floats
 from superformer.search.scores import Scorer, history_of

@@ -20,7 +20,7 @@ from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.progress import Tell
 from superformer.recipes.search import Options, method_with_changes
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.runs.storage import load_supernet
 from superformer.search.methods import Method, method

@@ -1,17 +1,16 @@
 """Channel sorting ("rewiring"): heads and hidden units in the order of their importance, without changing the function.
 
 With ordinal sharing a small sub-network has the first channels of every axis. Sorting makes these the important ones:
-at the start of a warm start (`superformer.train.warm_start`), or every epoch in the first part of a training
-(ViT-ResNAS's released code; not in its paper). The importance of a unit is the L1 norm of all weights that belong to
-it: of a hidden unit its row of fc1, its bias and its column of fc2; of a head its rows of q, k and v, their biases and
-its columns of the projection. Whole heads move, weight and bias alike. The channels of the tokens are never re-ordered:
-residuals and norms tie them through the whole network, and features would change their meaning.
+at a warm start (`superformer.train.warm_start`), or every epoch in the first part of a training (ViT-ResNAS's released
+code; not in its paper). The importance of a unit is the L1 norm of all weights that belong to it: of a hidden unit its
+row of fc1, its bias and its column of fc2; of a head its rows of q, k and v, their biases and its columns of the
+projection. The channels of the tokens are never re-ordered: residuals and norms tie them through the whole network.
 
-One function serves all families: a module with axes that begin and end within it, so that nothing else sees the order
-of their channels, says which (``sortable(heads)``, with the numbers of heads that its block may have, gives
-`superformer.elastic.axis.Units`), and the layers say which of their tensors lie on these axes (`Elastic.dims`).
-Depthwise kernels, batch norms with their statistics, squeeze-excite, tables of relative positions and talking heads
-(both dimensions) move with the channels they belong to. NASViT's last convolution stays: its channels are the features.
+One function serves all families: a module with axes that begin and end within it says which (``sortable(heads)``, with
+the numbers of heads that its block may have, gives `superformer.elastic.axis.Units`), and the layers say which of their
+tensors lie on these axes (`Elastic.dims`). Depthwise kernels, batch norms with their statistics, squeeze-excite, tables
+of relative positions and talking heads (both dimensions) move with the channels they belong to. NASViT's last
+convolution stays: its channels are the features.
 
 Two departures from the released code: the optimiser's moments can follow (`Order.follow`), and so can averaged weights
 (`Order.apply`); where one matrix serves several head counts that divide it evenly (ViTAS), only parts that are whole
@@ -58,11 +57,8 @@ def _groups(net: Network) -> Iterator[tuple[str, int, list[_Place]]]:
     """Everything that is sorted: its name, the number of units, and where they lie."""
     for i, stage in enumerate(net.space.stages):
         own = net.stage(i)
-        cells: list[tuple[str, nn.Module, tuple[int, ...]]] = [
-            (f"blocks.{p}", own.block(p), net.space.widths("heads", i, p)) for p in range(stage.positions)
-        ]
-        if own.enter is not None:
-            cells.insert(0, ("enter", own.enter, ()))
+        cells: list[tuple[str, nn.Module, tuple[int, ...]]] = [] if own.enter is None else [("enter", own.enter, ())]
+        cells += [(f"blocks.{p}", own.block(p), net.space.widths("heads", i, p)) for p in range(stage.positions)]
         for cell, top, heads in cells:
             for name, module in top.named_modules(prefix=f"stages.{i}.{cell}"):
                 sortable = getattr(module, "sortable", None)
@@ -99,8 +95,7 @@ class Order:
 
     @torch.no_grad()
     def apply(self, tensors: Mapping[str, Tensor]) -> None:
-        """Re-order, in place, tensors under the names of the network's: the ``state_dict()`` of a copy, averaged
-        weights."""
+        """Re-order, in place, tensors under the names of the network's, such as the ``state_dict()`` of a copy."""
         done = set()  # types of Twins may share one tensor
         for name, tensor in tensors.items():
             which = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
@@ -110,10 +105,8 @@ class Order:
 
     @torch.no_grad()
     def follow(self, optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
-        """Re-order, in place, what an optimiser of the network's parameters keeps in their shape: its moments.
-
-        State in another shape (the factored moments of Adafactor) stays as it is.
-        """
+        """Re-order, in place, what an optimiser of the network's parameters keeps in their shape: its moments. State in
+        another shape (the factored moments of Adafactor) stays as it is."""
         for name, p in net.named_parameters():
             for value in optimizer.state.get(p, {}).values() if name in self.moves else ():
                 if isinstance(value, Tensor) and value.shape == p.shape:
@@ -130,13 +123,10 @@ def sort_channels(net: Network) -> Order:
     """Put the important heads and hidden units of a network, or of a supernet with ordinal sharing, first.
 
     The largest network computes the same function; smaller sub-networks now have more important channels. Call it
-    between two steps: gradients are not moved. With other sharing rules a supernet has no channels that all small
-    networks use, and sorting is refused."""
+    between two steps: gradients are not moved."""
     if net.space.size > 1 and net.sharing.rule != "ordinal":
-        raise SuperformerError(
-            "channels are sorted with ordinal sharing, whose small networks have the first ones; this supernet's is "
-            f"{net.sharing.rule}"
-        )
+        why = "channels are sorted with ordinal sharing, whose small networks have the first ones"
+        raise SuperformerError(f"{why}; this supernet's is {net.sharing.rule}")
     moved: dict[int, dict[int, Tensor]] = {}
     for _, count, places in _groups(net):
         order = torch.argsort(_importance(count, places), descending=True, stable=True)

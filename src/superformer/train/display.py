@@ -57,30 +57,21 @@ def _step(line: str) -> float:
 
 
 class Pace:
-    """How fast it goes: an average over the recent steps, and the share of them that waited for pictures."""
+    """How fast it goes, on average over the recent steps: ``speed`` in pictures a second, and ``idle``, the share of
+    the time that the device waited for pictures."""
 
     def __init__(self) -> None:
-        self.images = self.seconds = self.idled = self._waited = 0.0
+        self.images = self.seconds = self.idled = self._waited = self.speed = self.idle = 0.0
 
     def note(self, images: int, seconds: float, waited: float) -> None:
         """A step, and the seconds that its epoch has waited so far."""
-        idle = max(waited - self._waited, 0.0) if waited >= self._waited else waited
+        idle = waited - self._waited if waited >= self._waited else waited
         self._waited = waited
-        keep = 0.95
-        self.images, self.seconds, self.idled = (
-            keep * a + b
-            for a, b in zip((self.images, self.seconds, self.idled), (images, seconds + idle, idle), strict=True)
-        )
+        self.images = 0.95 * self.images + images
+        self.seconds = 0.95 * self.seconds + (seconds + idle)
+        self.idled = 0.95 * self.idled + idle
 
-    @property
-    def speed(self) -> float:
-        """Pictures a second."""
-        return self.images / max(self.seconds, 1e-9)
-
-    @property
-    def idle(self) -> float:
-        """The share of the time that the device waited for pictures."""
-        return self.idled / max(self.seconds, 1e-9)
+        self.speed, self.idle = (amount / max(self.seconds, 1e-9) for amount in (self.images, self.idled))
 
 
 class Display:
@@ -124,6 +115,5 @@ def watched(space: Space, networks: int, seed: int) -> dict[str, Arch]:
     few random ones; of a network by itself, the network."""
     if space.size == 1:
         return {"of the network": space.smallest()}
-    random = space.sample(networks, seed=seed) if networks else []
-    named = {f"random {i + 1}": arch for i, arch in enumerate(random)}
-    return {"smallest": space.smallest(), "largest": space.largest(), **named}
+    random = enumerate(space.sample(networks, seed=seed) if networks else [], 1)
+    return {"smallest": space.smallest(), "largest": space.largest(), **{f"random {i}": arch for i, arch in random}}

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +22,7 @@ from superformer.kernels import keep_freed
 from superformer.machine import torch_threads
 from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.runs.folder import Run, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import latest_checkpoint, list_checkpoints, save_checkpoint, save_supernet
 from superformer.space import Space
@@ -41,9 +41,7 @@ def train(
     recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None
 ) -> Run:
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
-
-    ``changes`` are ``key=value`` words for a recipe given by name or file.
-    """
+    ``changes`` are ``key=value`` words for a recipe given by name or file."""
     world = World.join()
     keep_freed()
     try:
@@ -82,10 +80,9 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
             found = latest_checkpoint(run.checkpoints)
         for warning in told:
             tell(f"warning: {warning.message}")
-        done = 0
+        done = found.step if found is not None else 0
         if found is not None:
             trainer.restore(found)
-            done = found.step
             tell(f"going on after step {done} of {steps}")
         if done >= steps and run.supernet_file.exists():
             tell(f"{run.folder} is already trained ({steps} steps)")
@@ -99,10 +96,8 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
 
 
 def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
-    """The recipe with a run's own words of ``no_decay``, if both differ only in words that match no weight.
-
-    Recipes once had such words (S3's ``bias_table``), which are refused now; runs that were begun with them go on.
-    """
+    """The recipe with a run's own words of ``no_decay``, if both differ only in words that match no weight. Recipes
+    once had such words (S3's ``bias_table``), which are refused now; runs that were begun with them go on."""
     words = run.recipe().optimizer.no_decay if run.recipe_file.exists() else recipe.optimizer.no_decay
     if words == recipe.optimizer.no_decay:
         return recipe
@@ -115,35 +110,22 @@ def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
 
 def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
     """The network that a recipe trains, without any weight in memory."""
-    return skeleton(space_of(recipe), num_classes, tuple(_head_settings(recipe).items()))
-
-
-def _head_settings(recipe: Recipe) -> dict[str, bool]:
-    return {"patch_head": True} if recipe.mix.patches != "off" else {}
+    return skeleton(space_of(recipe), num_classes, (("patch_head", True),) if recipe.mix.patches != "off" else ())
 
 
 def build_trainer(
-    recipe: Recipe,
-    space: Space,
-    classes: Sequence[str],
-    steps: int,
-    steps_per_epoch: int,
-    world: World,
-    *,
-    warm: bool = True,
-    tell: Tell = lambda text: None,
-) -> Trainer:
+    recipe: Recipe, space: Space, classes: Sequence[str], steps: int, steps_per_epoch: int, world: World, *,
+    warm: bool = True, tell: Tell = lambda text: None,
+) -> Trainer:  # fmt: skip
     """The network and the trainer that a recipe describes, before the first step; ``warm``: with the weights that the
     recipe starts from (a run that goes on has its own)."""
     settings = recipe.train
     if recipe.mix.patches != "off" and not family(space.family).patch_head_possible:
-        raise SuperformerError(
-            f"mix.patches needs networks with a patch head (family vit_res), not {space.family}: set mix.patches=off"
-        )
+        needed = "networks with a patch head (family vit_res)"
+        raise SuperformerError(f"mix.patches needs {needed}, not {space.family}: set mix.patches=off")
     if settings.channel_sort and recipe.sharing != "ordinal":
-        raise SuperformerError(
-            f"train.channel_sort puts the best channels first; {recipe.sharing} sharing has no first ones: set it to 0"
-        )
+        why = f"{recipe.sharing} sharing has no first ones"
+        raise SuperformerError(f"train.channel_sort puts the best channels first; {why}: set it to 0")
     networks = recipe.sampling.networks
     if recipe.sampling.rule == "multi" and settings.batch_size % (networks * settings.accumulate * world.size):
         raise SuperformerError(
@@ -151,7 +133,8 @@ def build_trainer(
             f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
         )
     teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes)
-    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **_head_settings(recipe))
+    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **heads)
     if warm and (report := from_settings(net, recipe.start)) is not None:
         tell(report.text())
     net.to(world.device).train()
@@ -170,16 +153,12 @@ class _Loop:
     img_size: int
     console: Console
     done: int
-    metrics: Metrics | None = field(init=False, default=None)
 
-    def __post_init__(self) -> None:
+    def go(self) -> None:
         trainer = self.trainer
         self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.steps
         self.per_epoch = trainer.steps_per_epoch
-
-    def go(self) -> None:
-        if self.world.first:
-            self.metrics = Metrics(self.run.metrics_file, self.done)
+        self.metrics = Metrics(self.run.metrics_file, self.done) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
         self.saved, self.pace = time.monotonic(), Pace()
         try:
@@ -217,20 +196,18 @@ class _Loop:
                     save_checkpoint(self.run.checkpoints, trainer.checkpoint(self.done), recipe.watch.keep)
                     self.saved = time.monotonic()
                 if self.interrupt.asked and self.done < self.steps:
-                    raise StoppedError(
-                        f"interrupted after step {self.done} of {self.steps}: the same command goes on from here"
-                    )
+                    what = f"interrupted after step {self.done} of {self.steps}"
+                    raise StoppedError(f"{what}: the same command goes on from here")
                 if self.done >= self.steps:
                     break
 
     def _sort(self) -> None:
         """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance;
         the optimiser's moments and the average of the weights follow (the released ones do not)."""
-        trainer = self.trainer
-        order = sort_channels(trainer.net)
-        order.follow(trainer.optimizer, trainer.net)
-        if trainer.ema is not None:
-            order.apply(trainer.ema.module.state_dict())
+        order = sort_channels(self.trainer.net)
+        order.follow(self.trainer.optimizer, self.trainer.net)
+        if self.trainer.ema is not None:
+            order.apply(self.trainer.ema.module.state_dict())
 
     def _tell(self, outcome: Outcome) -> None:
         self.display.step(self.done, loss=outcome.loss, lr=outcome.lr, **{"img/s": self.pace.speed})
@@ -265,11 +242,10 @@ class _Loop:
 
     def _check(self) -> None:
         """The accuracy of the watched sub-networks on the search split."""
-        watch, pictures, trainer = self.recipe.watch, self.pictures, self.trainer
-        judge = Evaluator.of(
-            trainer.best, self.recipe, pictures, pictures.search, self.img_size, watch.pictures, self.world.device
-        )
-        archs = watched(trainer.net.space, watch.networks, self.recipe.seed)
+        recipe, pictures, trainer = self.recipe, self.pictures, self.trainer
+        limits = self.img_size, recipe.watch.pictures, self.world.device
+        judge = Evaluator.of(trainer.best, recipe, pictures, pictures.search, *limits)
+        archs = watched(trainer.net.space, recipe.watch.networks, recipe.seed)
         found = dict(zip(archs, judge(list(archs.values())), strict=True))
         assert self.metrics is not None
         self.metrics.write("health", self.done, accuracy=found, skipped=trainer.guard.skipped)

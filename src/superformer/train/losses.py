@@ -1,7 +1,5 @@
-"""What a sub-network is trained towards: targets, the largest network, outside teachers.
-
-Everything is computed in float32 at least, also where the networks run in bfloat16.
-"""
+"""What a sub-network is trained towards: targets, the largest network, outside teachers. Everything is computed in
+float32 at least, also where the networks run in bfloat16."""
 
 from __future__ import annotations
 
@@ -23,43 +21,34 @@ from superformer.runs.storage import IMAGENET, load_network
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with labels or with soft targets (the last dimension: classes), the mean over everything else."""
-    logits = _float(logits)
-    soft = targets.is_floating_point()
-    return F.cross_entropy(logits.flatten(0, -2), (_float(targets).flatten(0, -2) if soft else targets.flatten()))
+    wanted = _float(targets).flatten(0, -2) if targets.is_floating_point() else targets.flatten()
+    return F.cross_entropy(_float(logits).flatten(0, -2), wanted)
 
 
 def token_labelling(
     logits: Tensor, patch_logits: Tensor, targets: Tensor, patch_targets: Tensor, weight: float = 1.0
 ) -> Tensor:
     """Token labelling (ViT-ResNAS, section 2.4 and 3.1): the loss of the patch tokens "is directly added to the
-    classification loss".
-
-    ``patch_logits`` (batch, patches, classes); ``patch_targets`` soft targets of the same shape, or labels (batch,
+    classification loss". ``patch_targets``: soft ones (batch, patches, classes), as the logits, or labels (batch,
     patches)."""
     return soft_cross_entropy(logits, targets) + weight * soft_cross_entropy(patch_logits, patch_targets)
 
 
 def teacher_targets(logits: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-    """The mean of ``softmax(scale * logits)`` over outside teachers.
-
-    NASViT's paper has one teacher and no scale; its released code two, with a scale of 5, which sharpens.
-    """
+    """The mean of ``softmax(scale * logits)`` over outside teachers. NASViT's paper has one teacher and no scale; its
+    released code two, with a scale of 5, which sharpens."""
     return torch.stack([torch.softmax(scale * _float(x), -1) for x in logits]).mean(0).detach()
 
 
-# --- in-place distillation: the largest teaches the others ---
-
-
 def distillation(logits: Tensor, teacher: Tensor, settings: Loss) -> Tensor:
-    """The loss of a sub-network towards the logits of the largest, by the rule of the settings."""
+    """In-place distillation: the loss of a sub-network towards the logits of the largest, by the settings' rule."""
     if settings.distill == "alpha":
         return alpha_divergence(logits, teacher, settings.alpha, settings.clip)
     return kl(logits, teacher)
 
 
 def kl(logits: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student), the mean over the batch (NASViT, appendix C.1, with D the Kullback-Leibler
-    divergence)."""
+    """KL(teacher || student), the mean over the batch (NASViT, appendix C.1, with D the KL divergence)."""
     p, q = (_float(x).log_softmax(-1) for x in (teacher.detach(), logits))
     return F.kl_div(q, p, reduction="batchmean", log_target=True)
 
@@ -68,10 +57,8 @@ def alpha_divergence(
     logits: Tensor, teacher: Tensor, alpha: tuple[float, float] = (-1.0, 1.0), clip: float = 5.0
 ) -> Tensor:
     """Adaptive alpha-divergence (NASViT, section 2, as in AlphaNet): for each picture the larger one of two
-    divergences.
-
-    Returned is the batch mean of the chosen surrogates, whose gradient is the (clipped) divergence's; the number itself
-    may be negative."""
+    divergences. Returned is the batch mean of the chosen surrogates, whose gradient is the (clipped) divergence's; the
+    number itself may be negative."""
     low, high = (divergence(logits, teacher, a, clip) for a in alpha)
     return torch.where(low[0] > high[0], low[1], high[1]).mean()
 
@@ -100,17 +87,10 @@ def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-# --- outside teachers ---
-#
-# Pretrained networks whose predictions are targets (NASViT, section 2: an EfficientNet-B5 teaches the largest network;
-# released: the mean of two ResNeXt-101).
-
-
 class Teacher(nn.Module):
-    """A network in eval mode, on pictures that were normalised for another one.
-
-    Networks with a fixed input size get the pictures resized; others see them as they are, as NASViT's do.
-    """
+    """An outside teacher: a pretrained network whose predictions are targets (NASViT, section 2: an EfficientNet-B5
+    teaches the largest network; released: the mean of two ResNeXt-101), in eval mode, on pictures that were normalised
+    for another one. With a fixed input size it gets them resized; others see them as they are, as NASViT's do."""
 
     def __init__(self, net: nn.Module, scale: Tensor, shift: Tensor, size: tuple[int, int] | None):
         super().__init__()
@@ -137,17 +117,11 @@ class Teacher(nn.Module):
 
 
 def load_teachers(
-    names: Sequence[str],
-    num_classes: int,
-    mean: Sequence[float] = IMAGENET[0],
-    std: Sequence[float] = IMAGENET[1],
+    names: Sequence[str], num_classes: int, mean: Sequence[float] = IMAGENET[0], std: Sequence[float] = IMAGENET[1],
     classes: Sequence[str] = (),
-) -> list[Teacher]:
-    """Teachers by name: timm models with published weights, or folders with a network of ours
-    (`superformer.runs.storage`).
-
-    ``mean`` and ``std`` are those that the pictures were normalised with; ``classes`` the names of the data's classes,
-    compared with those that a folder tells."""
+) -> list[Teacher]:  # fmt: skip
+    """Teachers by name: timm models with published weights, or folders of `superformer.runs.storage`, for pictures that
+    were normalised with ``mean`` and ``std``; ``classes``, the data's, are compared with those that a folder tells."""
     out = []
     for name in names:
         if Path(name).is_dir() or os.sep in name:
@@ -155,12 +129,10 @@ def load_teachers(
             _check_classes(name, stored.net.num_classes, num_classes)
             if classes and stored.classes and tuple(classes) != stored.classes:
                 ours, theirs = next((a, b) for a, b in zip(classes, stored.classes, strict=True) if a != b)
-                raise SuperformerError(
-                    f"the teacher {name} knows other classes than the data, or in another order: {theirs!r} where the "
-                    f"data have {ours!r}"
-                )
+                what = f"the teacher {name} knows other classes than the data, or in another order"
+                raise SuperformerError(f"{what}: {theirs!r} where the data have {ours!r}")
             net: nn.Module = stored.net
-            own: tuple[Sequence[float], Sequence[float]] = (stored.mean, stored.std)
+            own: Any = (stored.mean, stored.std)
             size = None
         else:
             net, cfg = _timm_network(name, num_classes)
@@ -182,20 +154,17 @@ def _timm_network(name: str, num_classes: int) -> tuple[nn.Module, Any]:
         raise SuperformerError(f"unknown teacher {name!r}, neither a folder nor a model of timm{hint}")
     cfg = timm.get_pretrained_cfg(name)
     if cfg is None or not cfg.has_weights:
-        raise SuperformerError(
-            f"the teacher {name} has no published weights; timm.list_models(pretrained=True) names those that have"
-        )
+        how = "timm.list_models(pretrained=True) names those that have"
+        raise SuperformerError(f"the teacher {name} has no published weights; {how}")
     _check_classes(name, cfg.num_classes, num_classes)
     try:
         return timm.create_model(name, pretrained=True), cfg
     except Exception as error:  # what a download may raise is the affair of several libraries
-        raise SuperformerError(
-            f"the weights of the teacher {name} could not be loaded ({type(error).__name__}: {error})"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise SuperformerError(f"the weights of the teacher {name} could not be loaded ({what})") from error
 
 
 def _check_classes(name: str, has: int, needed: int) -> None:
     if has != needed:
-        raise SuperformerError(
-            f"the teacher {name} knows {has} classes, the data have {needed}: a teacher must know the same classes"
-        )
+        what = f"the teacher {name} knows {has} classes, the data have {needed}"
+        raise SuperformerError(f"{what}: a teacher must know the same classes")

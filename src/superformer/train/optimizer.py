@@ -1,5 +1,5 @@
 """How the gradients of a step's sub-networks become one (NASViT, section 3, eq. 1), how much they conflict (table 4),
-and the optimiser that uses them.
+and the optimiser that uses them: timm's, with weight decay that leaves alone what a step did not use.
 
 The largest network runs first and its gradients are set aside (`GradientMemory`). The others' are summed in ``.grad``.
 Then both are joined: added, or with the component of one that works against the other taken out."""
@@ -75,26 +75,18 @@ def products(params: Sequence[nn.Parameter], kept: Grads) -> Products:
     both = [(i, flat(p.grad), flat(k)) for i, (p, k) in pairs if p.grad is not None and k is not None]
     if not both:
         return Products()
-    columns = [
-        torch.stack([torch.dot(*pair) for pair in column])
-        for column in zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
-    ]
-    dot, sub, sup = torch.stack(columns).tolist()  # one wait for the device
+    columns = zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
+    dots = torch.stack([torch.stack([torch.dot(*pair) for pair in column]) for column in columns])
+    dot, sub, sup = dots.tolist()  # one wait for the device
     return Products(tuple(i for i, _, _ in both), tuple(dot), tuple(sub), tuple(sup))
 
 
 @torch.no_grad()
 def combine(
-    params: Sequence[nn.Parameter],
-    kept: Grads,
-    rule: str = "sum",
-    priority: str = "subnets",
-    cap: float | None = None,
-    eps: float | None = None,
-    known: Products | None = None,
-) -> None:
-    """Join the gradients of the largest network, ``kept``, with those of the others in ``.grad``; the result is in
-    ``.grad``.
+    params: Sequence[nn.Parameter], kept: Grads, rule: str = "sum", priority: str = "subnets",
+    cap: float | None = None, eps: float | None = None, known: Products | None = None,
+) -> None:  # fmt: skip
+    """Join the gradients of the largest network, ``kept``, with those of the others in ``.grad``; the result is there.
 
     ``project`` (eq. 1): where the inner product of a tensor's two gradients is negative, the component of the largest
     network's along the others' is taken out, so that nothing works against the others; with priority ``supernet``
@@ -103,14 +95,10 @@ def combine(
 
     ``cap`` (2 as released) limits what is taken out to a multiple of the other gradient, and ``eps`` (default: 1e-6
     with a cap, as released, otherwise 0) is added to its squared norm; both leave a part of the conflict. The paper has
-    neither.
+    neither. ``known``: the `products`, if they were computed for the measure of conflict already.
 
-    A parameter that only one side used keeps that side's gradient. (The released code, where the others' is None, adds
-    the largest's to itself and so doubles it; it was written for a torch whose gradients were zeros there.) ``.grad``
-    is then the kept tensor itself.
-
-    ``known``: the `products`, if they were computed for the measure of conflict already.
-    """
+    A parameter that only one side used keeps that side's gradient, the kept tensor itself. (The released code, where
+    the others' is None, doubles the largest's; it was written for a torch whose gradients were zeros there.)"""
     if rule not in RULES:
         raise SuperformerError(f"unknown rule for gradients {rule!r}: {nearest(rule, RULES)}")
     if priority not in PRIORITIES:
@@ -141,18 +129,13 @@ def combine(
 
 @torch.no_grad()
 def clip(params: Iterable[nn.Parameter], limit: float | None) -> float:
-    """Scale the gradients such that their norm, all together, is at most ``limit``; returns the norm before.
-
-    As torch's, but nothing is written where nothing has to change.
-    """
+    """Scale the gradients such that their norm, all together, is at most ``limit``; returns the norm before. As
+    torch's, but nothing is written where nothing has to change."""
     grads = [p.grad for p in params if p.grad is not None]
     norm = float(nn.utils.get_total_norm(grads))
     if limit is not None and norm > limit:
         torch._foreach_mul_(grads, limit / (norm + 1e-6))
     return norm
-
-
-# --- conflict ---
 
 
 def conflict(net: nn.Module, kept: Grads, known: Products | None = None) -> dict[str, Any]:
@@ -161,17 +144,12 @@ def conflict(net: nn.Module, kept: Grads, known: Products | None = None) -> dict
 
     The paper takes the cosine of the largest network's gradient and the mean of the others' (their sum has the same
     cosine) and counts "the percentage of negative cosine similarity ... at a per layer granularity", over the training
-    set. Here, of one step:
+    set. Here, of one step, without layers that one of both did not use:
 
     * ``ratio``: the share of layers (blocks) with a negative cosine; its mean over steps is table 4's *negative cosine
-      similarity ratio*;
-    * ``tensors``: the same of single tensors, which is what projection works on;
+      similarity ratio*; ``tensors``: the same of single tensors, which is what projection works on;
     * ``negative``: the mean of the layers' negative cosines, 0 if there are none;
-    * ``cosine``: that of the whole gradients;
-    * ``layers``: the cosine of each layer.
-
-    Layers that one of both did not use are left out.
-    """
+    * ``cosine``: that of the whole gradients; ``layers``: that of each layer."""
     names = [name for name, p in net.named_parameters() if p.requires_grad]
     found = known or products(trainable(net), kept)
     sums: dict[str, list[float]] = {}
@@ -201,9 +179,6 @@ def layer_of(name: str) -> str:
     return found[0] if found else name.split(".")[0]
 
 
-# --- the optimiser and its schedule: timm's, and weight decay that leaves alone what a step did not use ---
-
-
 def unmatched(words: Sequence[str], net: nn.Module) -> list[str]:
     """The words of ``no_decay`` that are part of no parameter's name."""
     names = [name for name, _ in net.named_parameters()]
@@ -214,17 +189,13 @@ def check_no_decay(words: Sequence[str], net: nn.Module) -> None:
     """Refuse words of ``no_decay`` that mean nothing."""
     for word in unmatched(words, net):
         parts = {part: None for name, _ in net.named_parameters() for part in name.split(".") if not part.isdigit()}
-        raise SuperformerError(
-            f"optimizer.no_decay: no weight of this network has {word!r} in its name: take the word out; "
-            f"{nearest(word, parts)}"
-        )
+        what = f"no weight of this network has {word!r} in its name: take the word out"
+        raise SuperformerError(f"optimizer.no_decay: {what}; {nearest(word, parts)}")
 
 
 def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOptimizer:
     """An optimiser of timm with two groups: weights that decay, and vectors and the names of ``no_decay`` that do not.
-
-    Without ``decay`` it shrinks nothing itself; `decay_used` then does.
-    """
+    Without ``decay`` it shrinks nothing itself; `decay_used` then does."""
     known = timm.optim.list_optimizers()
     if settings.name not in known:
         raise SuperformerError(f"optimizer.name: unknown optimiser {settings.name!r}: {nearest(settings.name, known)}")
@@ -232,22 +203,14 @@ def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOp
     decayed: list[nn.Parameter] = []
     for name, p in net.named_parameters():
         (kept if p.ndim <= 1 or any(word in name for word in settings.no_decay) else decayed).append(p)
-    rate = settings.weight_decay
-    groups = [
-        {"params": kept, "weight_decay": 0.0, "decay": 0.0},
-        {"params": decayed, "weight_decay": rate if decay else 0.0, "decay": rate},
-    ]
+    rates = ((kept, 0.0), (decayed, settings.weight_decay))
+    groups = [{"params": ps, "weight_decay": rate if decay else 0.0, "decay": rate} for ps, rate in rates if ps]
     info = timm.optim.get_optimizer_info(settings.name)
-    words: dict[str, Any] = {"eps": settings.eps} if info.has_eps else {}
-    if info.has_betas:
-        words["betas"] = settings.betas
-    if info.has_momentum:
-        words["momentum"] = settings.momentum
+    words: dict[str, Any] = {"opt": settings.name, "lr": settings.lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
+    words |= {name: getattr(settings, name) for name in ("eps", "betas", "momentum") if getattr(info, f"has_{name}")}
     if settings.name in ("adamw", "adam"):
         words["fused"] = True  # one pass over the weights
-    used = [g for g in groups if g["params"]]
-    words |= {"opt": settings.name, "lr": settings.lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
-    made: TorchOptimizer = timm.optim.create_optimizer_v2(used, **words)
+    made: TorchOptimizer = timm.optim.create_optimizer_v2(groups, **words)
     return made
 
 
@@ -268,14 +231,8 @@ class Schedule:
     def __init__(self, optimizer: TorchOptimizer, settings: Optimizer, steps: int, steps_per_epoch: int):
         self.optimizer, self.settings = optimizer, settings
         self.warmup = min(round(settings.warmup_epochs * steps_per_epoch), steps)
-        self.cosine = CosineLRScheduler(
-            optimizer,
-            t_initial=max(steps, 1),
-            lr_min=settings.min_lr,
-            warmup_t=self.warmup,
-            warmup_lr_init=settings.warmup_lr,
-            t_in_epochs=False,
-        )
+        warm: dict[str, Any] = {"warmup_t": self.warmup, "warmup_lr_init": settings.warmup_lr, "t_in_epochs": False}
+        self.cosine = CosineLRScheduler(optimizer, t_initial=max(steps, 1), lr_min=settings.min_lr, **warm)
 
     def set(self, step: int) -> float:
         """Set the rate of a step."""

@@ -1,10 +1,9 @@
 """One sub-network of a run by itself: with its inherited weights, or trained alone.
 
 A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with a recipe
-for one network (`superformer.recipes.retrain`). Retraining does so with the recipe's ``retrain`` changes, from
-inherited weights or from scratch, at the same or a larger input size, in ``DIR/retrained/KEY-WEIGHTS``. The result is
-``DIR/model`` (`superformer.runs.storage`); ``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the
-test pictures (S3, figure 5)."""
+for one network (`superformer.recipes`). Retraining does so with a recipe's ``retrain`` changes, from inherited weights
+or from scratch, at the same or a larger input size, in ``DIR/retrained/KEY-WEIGHTS``. The result is ``DIR/model``;
+``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the test pictures (S3, figure 5)."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ from superformer.cost import cost
 from superformer.evaluation.trained_run import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
-from superformer.recipes import Recipe
-from superformer.recipes.retrain import read_changes, retrain_recipe
-from superformer.runs.folder import Run, note_command
+from superformer.recipes import Recipe, read_changes, retrain_recipe
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
@@ -63,10 +61,8 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
         return Retrained(model, [])
 
     net, seconds = load_supernet(done.supernet_file), time.monotonic() - begun
-    rows = [
-        _row(run, load_network(inherited).net, which, "inherited", 0, 0),
-        _row(run, net, which, weights, recipe.train.epochs, seconds),
-    ]
+    rows = [_row(run, load_network(inherited).net, which, "inherited", 0, 0)]
+    rows.append(_row(run, net, which, weights, recipe.train.epochs, seconds))
     table = run.folder / "retrained.json"
     old = json.loads(table.read_text())["rows"] if table.exists() else []
     new = {(r["key"], r["weights"]) for r in rows}  # rows of the same network and way take the place of older ones
@@ -97,15 +93,15 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
 
 
 def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
-    """Train the network of a recipe (`superformer.recipes.retrain`) in ``home``, from the weights of the network in
+    """Train the network of a recipe (`superformer.recipes`) in ``home``, from the weights of the network in
     ``start`` if there is one. Killed, the same call goes on."""
     own, changes = Run(home), dict[str, Any]()
     if start is not None:
         begun = own.recipe_file.exists()  # the same words, even if the run was moved since
         changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update={"network": str(start)})
     # what the supernet's recipe keeps from decay, this network need not have
-    inherited = run.recipe().optimizer.no_decay
-    dead = unmatched(inherited, recipe_skeleton(recipe, len(run.facts()["classes"])))
+    net = recipe_skeleton(recipe, len(run.facts()["classes"]))
+    dead = unmatched(run.recipe().optimizer.no_decay, net)
     words = tuple(word for word in recipe.optimizer.no_decay if word not in dead)
     changes["optimizer"] = recipe.optimizer.model_copy(update={"no_decay": words})
     return train(recipe.model_copy(update=changes), run.facts()["data"], home, console=console)

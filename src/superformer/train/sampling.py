@@ -11,12 +11,14 @@ warm-up, in which the largest choices come first, and the search for the probabi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import Recipe
+from superformer.recipes.settings import Limits, Recipe
 from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
@@ -61,15 +63,12 @@ class Sampler:
         if settings.rule == "multi" and not self.random:
             raise SuperformerError("sampling: rule=multi needs networks of at least 1, the number that share a batch")
         if settings.sides != "left" and Sharing(recipe.sharing).sides != SIDES:
-            raise SuperformerError(
-                f"sampling: sides={settings.sides} needs bilateral sharing; {recipe.sharing} sharing has the left side "
-                "only"
-            )
+            needs = f"sides={settings.sides} needs bilateral sharing"
+            raise SuperformerError(f"sampling: {needs}; {recipe.sharing} sharing has the left side only")
         if settings.identity is not None:
             if settings.over != "choices":
-                raise SuperformerError(
-                    "sampling: identity sets a probability of over=choices; over=architectures does not use it"
-                )
+                needs = "identity sets a probability of over=choices"
+                raise SuperformerError(f"sampling: {needs}; over=architectures does not use it")
             space = with_budget(space, settings.identity, [self.seed, IDENTITY], num_classes, self.img_size)
         self.space = space
         self.warmup_steps = round(settings.warmup * total_steps)
@@ -96,9 +95,8 @@ class Sampler:
         other choices (ViTAS v1's class tokens, q and k; NASViT's scales)."""
         if self.settings.rule != "sandwich" and self.space.size > 1:
             return False
-        net = skeleton(self.space, self.num_classes)
         used = cost(self.space, self.space.largest(), self.num_classes).params[0]
-        return bool(used == sum(p.numel() for p in net.parameters()))
+        return bool(used == sum(p.numel() for p in skeleton(self.space, self.num_classes).parameters()))
 
     def _random(self, step: int) -> list[Arch]:
         """Independent draws. (ViT-ResNAS's released code draws the networks of one device without replacement from each
@@ -129,24 +127,19 @@ class Sampler:
                 if self._level(later) == tried:
                     continue
                 tried, part = self._level(later), warmup_space(self.space, later, self.warmup_steps)
-                try:
+                with suppress(InfeasibleError):
                     self._draw(part, 1, np.random.default_rng(0))
-                except InfeasibleError:
-                    continue
-                self._spaces[level] = part
-                break
+                    self._spaces[level] = part
+                    break
         return self._spaces[level]
 
     def _level(self, step: int) -> tuple[int, ...]:
         return tuple(enabled(n, step, self.warmup_steps) for n in self._counts)
 
 
-# --- progressive shrinking: the largest choices first, smaller ones little by little ---
-#
-# ViT-ResNAS, appendix C, *warm up* (filter warm-up): "At the beginning, we only sample and train the largest
-# sub-network. As the training proceeds, we gradually sample and train sub-networks with smaller widths and depths.
-# After 25 % of total training epochs, sub-networks with any width and depth can be sampled." The paper does not say
-# how; the schedule is the released one, by steps instead of epochs.
+# Filter warm-up (ViT-ResNAS, appendix C, *warm up*): only the largest sub-network is sampled at first, then smaller
+# widths and depths, too, and any "after 25 % of total training epochs". The paper does not say how; the schedule is the
+# released one, by steps instead of epochs.
 
 
 def enabled(choices: int, step: int, length: int) -> int:
@@ -155,10 +148,8 @@ def enabled(choices: int, step: int, length: int) -> int:
 
 
 def skip_probability(stage: Stage, step: int, length: int) -> float:
-    """The probability of leaving a skippable block out: with [yes, yes, no, no] nothing, then 1/3, then 1/2.
-
-    With another final probability than one half the odds grow in the same way: nothing, half of the final ones, the
-    final ones."""
+    """The probability of leaving a skippable block out: with [yes, yes, no, no] nothing, then 1/3, then 1/2. With
+    another final probability the odds grow in the same way: nothing, half of the final ones, the final ones."""
     absent = max(enabled(EXISTENCE, step, length) - EXISTENCE // 2, 0) / (EXISTENCE // 2)
     odds = absent * stage.skip / (1 - stage.skip)
     return odds / (1 + odds)
@@ -178,41 +169,33 @@ def warmup_space(space: Space, step: int, length: int) -> Space:
     if step >= length:
         return space
 
+    def last(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return values[-enabled(len(values), step, length) :]
+
     def cut(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        return {
-            name: spec
-            if isinstance(spec, Times)
-            else replace(spec, values=spec.values[-enabled(len(spec.values), step, length) :])
-            for name, spec in specs.items()
-        }
+        return {k: s if isinstance(s, Times) else replace(s, values=last(s.values)) for k, s in specs.items()}
 
     stages = []
     for stage in space.stages:
-        own = replace(
-            stage, block=[cut(b) for b in stage.blocks], depth=stage.positions, skippable=(), choices=cut(stage.choices)
-        )
-        if not stage.free:
-            own = replace(own, depth=stage.depths[-enabled(len(stage.depths), step, length) :])
-        elif share := skip_probability(stage, step, length):
+        depth = stage.positions if stage.free else last(stage.depths)
+        blocks = [cut(specs) for specs in stage.blocks]
+        own = replace(stage, block=blocks, depth=depth, skippable=(), choices=cut(stage.choices))
+        if stage.free and (share := skip_probability(stage, step, length)):
             own = replace(own, skippable=stage.free, skip=share)
         stages.append(own)
     return replace(space, name=f"{space.name}-warmup", stages=tuple(stages), choices=cut(space.choices))
 
 
-# --- the probability of identities (ViTAS v1, section 4.3, *constrained sampling for budget alignment*) ---
-#
-# Where every position of a stage may be an identity, the average cost of what is sampled depends on how often it is.
-# The paper sets the probability ``p`` such that ``B = E[B(alpha)]`` for a budget ``B``: the supernet is then trained at
-# about the size that is searched for. As released: start at 0.5; while the mean of 1000 samples lies above the window
-# add 0.01, while it lies below subtract 0.01. The released counter takes the classifier once for each patch and leaves
-# the class token out; here the samples' true MACs are counted.
+# The probability of identities (ViTAS v1, section 4.3, *constrained sampling for budget alignment*): where every
+# position of a stage may be one, the paper sets their probability ``p`` such that ``B = E[B(alpha)]`` for a budget
+# ``B``: the supernet is trained at about the size that is searched for. As released: start at 0.5; while the mean of
+# 1000 samples lies above the window add 0.01, while it lies below subtract 0.01. The released counter takes the
+# classifier once for each patch and leaves the class token out; here the samples' true MACs are counted.
 
 
 def search_probability(mean: Callable[[float], float], low: float, high: float) -> float:
-    """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``.
-
-    The released loop runs for ever when a step of 0.01 jumps over the window; this one says so.
-    """
+    """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``. The released loop
+    runs for ever when a step of 0.01 jumps over the window; this one says so."""
     at, seen = START, dict[int, float]()
     while True:
         value = seen[at] = mean(at / HUNDREDTHS)
@@ -224,29 +207,19 @@ def search_probability(mean: Callable[[float], float], low: float, high: float) 
         if at in seen:
             raise InfeasibleError(f"{wanted}, at {at / HUNDREDTHS:g} {seen[at]:,.0f}; widen the window")
         if not 0 < at < HUNDREDTHS:
-            raise InfeasibleError(
-                f"{wanted}, and there is nothing beyond; {'raise' if value > high else 'lower'} the window"
-            )
+            how = "raise" if value > high else "lower"
+            raise InfeasibleError(f"{wanted}, and there is nothing beyond; {how} the window")
 
 
 def with_identities(space: Space, probability: float) -> Space:
     """The space whose skippable positions are identities with this probability."""
-    return replace(
-        space, stages=tuple(replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages)
-    )
+    stages = (replace(s, depth=s.positions, skip=probability) if s.free else s for s in space.stages)
+    return replace(space, stages=tuple(stages))
 
 
-def with_budget(
-    space: Space,
-    limits: tuple[float | None, float | None],
-    seed: list[int],
-    num_classes: int = 1000,
-    img_size: int | None = None,
-) -> Space:
-    """The space with the probability of identities that brings the expected MACs within limits.
-
-    Every probability is tried with the same random numbers, drawn from ``seed``.
-    """
+def with_budget(space: Space, limits: Limits, seed: list[int], num_classes: int, img_size: int | None) -> Space:
+    """The space with the probability of identities that brings the expected MACs within limits. Every probability is
+    tried with the same random numbers, drawn from ``seed``."""
     if not any(s.free for s in space.stages):
         raise SuperformerError(
             f"sampling: identity needs free identities, and {space.name} has none (its stages have lists of depths); "

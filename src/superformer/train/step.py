@@ -50,12 +50,10 @@ class Guard:
             bad = f"the norm of the gradient is {norm}"
         elif self.recent is not None and loss > self.explode * max(self.recent, 1.0):
             bad = f"the loss is {loss:.3g}, {loss / self.recent:.0f} times the recent one"
-        if bad is None:
-            self.recent = loss if self.recent is None else 0.95 * self.recent + 0.05 * loss
-            self.in_a_row = 0
         else:
-            self.skipped += 1
-            self.in_a_row += 1
+            self.recent = loss if self.recent is None else 0.95 * self.recent + 0.05 * loss
+        self.skipped += bad is not None
+        self.in_a_row = self.in_a_row + 1 if bad is not None else 0
         return bad
 
 
@@ -102,8 +100,7 @@ class Trainer:
         largest = sum(turn.role == "largest" for turn in turns)
         project = settings.rule == "project" and n >= settings.start * self.steps
         measure = largest > 0 and bool(recipe.watch.conflicts) and n % recipe.watch.conflicts == 0
-        needed = project or measure or settings.clip_subnets is not None
-        apart = 0 < largest < len(turns) and needed
+        apart = 0 < largest < len(turns) and (project or measure or settings.clip_subnets is not None)
 
         # 2. Forward and backward of each turn; the largest comes first and teaches the others.
         net.zero_grad()
@@ -132,8 +129,7 @@ class Trainer:
         norm = optimizer.clip(self.parameters, settings.clip)
 
         # 4. Guard: what a bad step changed is taken back, and nothing is updated.
-        bad = self.guard.judge(loss, norm)
-        if bad is not None:
+        if (bad := self.guard.judge(loss, norm)) is not None:
             for buffer, old in zip(self.buffers, statistics, strict=True):
                 buffer.copy_(old)
             return Outcome(loss, norm, lr, bad)
@@ -157,8 +153,7 @@ class Trainer:
 
     def _forward_backward(self, turn: Turn, parts: Sequence[Batch], teacher_logits: list[Tensor]) -> Tensor:
         """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
-        total = torch.zeros((), device=self.world.device)
-        amp = self.recipe.train.amp
+        total, amp = torch.zeros((), device=self.world.device), self.recipe.train.amp
         for m, part in enumerate(parts):
             with nullcontext() if amp == "off" else torch.autocast(self.world.device.type, torch.bfloat16):
                 logits, patches = self._forward(turn, part.x)
@@ -190,11 +185,8 @@ class Trainer:
         assert batch.patches is not None
         return losses.token_labelling(logits, patches, batch.target, batch.patches, settings.patches)
 
-    # --- checkpoints: what the next step depends on, as tensors by name and plain values ---
-
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state after ``step`` steps: weights, their average, the optimiser's moments, and what the guard against
-        bad losses knows."""
+        """The state after ``step`` steps: weights, their average, the optimiser's moments, and what the guard knows."""
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         if self.ema is not None:
             tensors |= {f"ema.{k}": v for k, v in self.ema.module.state_dict().items()}
@@ -209,8 +201,7 @@ class Trainer:
         return Checkpoint(step, tensors, {"optimizer": plain, "guard": guard})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. Moments lie where their weights are; the count of steps stays where the optimiser
-        keeps it."""
+        """Go on from a checkpoint. Moments lie where their weights are; the optimiser's count of steps stays."""
         self.net.load_state_dict(checkpoint.under("net."))
         if self.ema is not None:
             self.ema.module.load_state_dict(checkpoint.under("ema."))
@@ -220,8 +211,7 @@ class Trainer:
             states.setdefault(name, {})[entry] = tensor
         for name, p in self.net.named_parameters():
             if name in states:
-                self.optimizer.state[p] = {
-                    k: v.to(p.device) if isinstance(v, Tensor) and v.ndim else v for k, v in states[name].items()
-                }
+                moved = {k: v.to(p.device) for k, v in states[name].items() if isinstance(v, Tensor) and v.ndim}
+                self.optimizer.state[p] = {**states[name], **moved}
         for name, value in checkpoint.rest["guard"].items():
             setattr(self.guard, name, value)

@@ -12,8 +12,7 @@ the tokens and heads of another width are taken as they come: the first channels
   (`superformer.interop.timm_weights.from_timm`). Its heads and hidden units are first ordered by importance
   (`superformer.train.channel_sort`), so that what narrow sub-networks get is its best part. If its architecture is in
   the space, the supernet computes the network's function there, exactly.
-* `from_supernet`: S3 evolves the space, and the next supernet inherits what fits of the one before it.
-"""
+* `from_supernet`: S3 evolves the space, and the next supernet inherits what fits of the one before it."""
 
 from __future__ import annotations
 
@@ -38,11 +37,10 @@ from superformer.families.weights import Mapped, pieces
 from superformer.interop.timm_weights import from_timm
 from superformer.kernels.slices import Index, Segments, gather, scatter
 from superformer.recipes.settings import Start
-from superformer.runs.folder import Run
+from superformer.runs import Run
 from superformer.runs.storage import load_network, load_supernet
 from superformer.sharing import Sharing
 from superformer.space.arch import Arch
-from superformer.space.stage import Stage
 from superformer.train.channel_sort import sort_channels
 
 
@@ -96,10 +94,8 @@ def from_settings(net: Network, settings: Start) -> Report | None:
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
     if settings.checkpoint is not None:
         if not settings.checkpoint.endswith(".safetensors"):
-            raise SuperformerError(
-                "start.checkpoint must be a safetensors file, which can hold nothing but weights, not "
-                f"{settings.checkpoint}"
-            )
+            needed = "a safetensors file, which can hold nothing but weights"
+            raise SuperformerError(f"start.checkpoint must be {needed}, not {settings.checkpoint}")
         words["checkpoint_path"] = settings.checkpoint
     try:
         model = from_timm(settings.timm, **words)
@@ -107,10 +103,8 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         raise
     except Exception as error:  # timm's own errors are of many kinds
         what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        raise SuperformerError(
-            f"timm cannot make {settings.timm!r} with these weights ({what}); "
-            "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
-        ) from error
+        how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
+        raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
     return from_network(net, model)
 
 
@@ -118,14 +112,12 @@ def from_network(net: Network, model: Network) -> Report:
     """Put a stand-alone network into a supernet of any space of its family. The classifier goes with it if it has as
     many classes."""
     if model.space.size > 1:
-        raise SuperformerError(
-            f"{model.space.name} is a supernet, not a stand-alone network: use from_supernet, or extract one of it"
-        )
+        what = f"{model.space.name} is a supernet, not a stand-alone network"
+        raise SuperformerError(f"{what}: use from_supernet, or extract one of it")
     _check_family(net, model)
     ordered = copy.deepcopy(model)
     sort_channels(ordered)
     draft = _Draft(net, ordered)
-    draft.networks()
     arch = model.space.smallest()
     if arch not in net.space:
         return draft.finish()
@@ -136,17 +128,14 @@ def from_network(net: Network, model: Network) -> Report:
 def from_supernet(net: Network, other: Network) -> Report:
     """Put the supernet of another space of the same family into a supernet."""
     _check_family(net, other)
-    draft = _Draft(net, other)
-    draft.networks()
-    return draft.finish()
+    return _Draft(net, other).finish()
 
 
 def _check_family(net: Network, other: Network) -> None:
     if net.space.family != other.space.family:
-        raise SuperformerError(
-            f"a supernet of the family {net.space.family} ({net.space.name}) cannot start from a {other.space.family} "
-            f"network ({other.space.name}); give it one of its own family"
-        )
+        what = f"a supernet of the family {net.space.family} ({net.space.name})"
+        source = f"a {other.space.family} network ({other.space.name})"
+        raise SuperformerError(f"{what} cannot start from {source}; give it one of its own family")
 
 
 @dataclass(frozen=True)
@@ -163,23 +152,23 @@ class _Part:
 
 
 class _Draft:
-    """The new values of a network's tensors, kept apart until all are known: an error leaves the network as it was."""
+    """The new values of a network's tensors, kept apart until all are known: an error leaves the network as it was.
+
+    Modules correspond by place (`modules`), their tensors by name, and parts of these by their axes (`overlap`)."""
 
     def __init__(self, net: Network, other: Network):
         self.net, self.other = net, other
         self.values = {id(t): t.detach().clone() for t in (*net.parameters(), *net.buffers())}
         self.known = {key: torch.zeros_like(value, dtype=torch.bool) for key, value in self.values.items()}
         self.read: set[int] = set()
-
-    # --- which modules correspond ---
-
-    def networks(self) -> None:
-        self.children(self.net, self.other, skip=("stages",))
-        for i, stage in enumerate(self.net.space.stages[: len(self.other.stages)]):
-            mine, theirs = self.net.stage(i), self.other.stage(i)
+        self.children(net, other, skip=("stages",))
+        for i, stage in enumerate(net.space.stages[: len(other.stages)]):
+            mine, theirs = net.stage(i), other.stage(i)
             if mine.enter is not None and theirs.enter is not None:
                 self.modules(mine.enter, theirs.enter)
-            for k, p in enumerate(_places(stage, len(theirs.blocks))):
+            count = min(len(theirs.blocks), stage.positions)
+            # where a network of this depth has its blocks, if the space has this depth; else one after another
+            for k, p in enumerate(stage.placement(count) if count in stage.depths else range(count)):
                 self.modules(mine.block(p), theirs.block(k))
 
     def modules(self, mine: nn.Module, theirs: nn.Module) -> None:
@@ -206,8 +195,7 @@ class _Draft:
                 self.modules(child, sources[name])
 
     def private(self, mine: Attention, theirs: Attention) -> None:
-        """q, k and v where one network, or both, has some of them for each head count: from the same head count, or the
-        nearest."""
+        """q, k and v where a network has some of them for each head count: from the same count, or the nearest."""
         sources = _heads_parts(theirs)
         for role, slots in _heads_parts(mine).items():
             for heads, parts in slots:
@@ -215,8 +203,6 @@ class _Draft:
                 _, found = min(sources[role], key=lambda slot: (wanted not in slot[0], abs(max(slot[0]) - wanted)))
                 for part, source in zip(parts, found, strict=True):
                     self.copy(part, source)
-
-    # --- which parts correspond ---
 
     def copy(self, to: _Part, source: _Part) -> None:
         """The part of a tensor that both have."""
@@ -228,8 +214,7 @@ class _Draft:
             self.read.add(id(source.tensor))
 
     def overlap(self, mine: Dim, theirs: Dim) -> tuple[Segments | None, Segments | None] | None:
-        """The runs of channels that correspond in two dimensions (None: all); nothing at all if the dimensions have no
-        common meaning."""
+        """The runs of channels that correspond in two dimensions (None: all); none if they have no common meaning."""
         if isinstance(mine, int) or isinstance(theirs, int):
             return (None, None) if size(mine) == size(theirs) else None
         a, b = (dim.axis if isinstance(dim, Packed) else dim for dim in (mine, theirs))
@@ -243,8 +228,7 @@ class _Draft:
         return _run(mine, a, width, middle, self.net.sharing), _run(theirs, b, width, middle, self.other.sharing)
 
     def relative(self, mine: RelativePosition, theirs: RelativePosition) -> None:
-        """Tables of an entry for the class token and one for each distance up to a reach: the distances that both
-        have."""
+        """Tables of an entry for the class token and one for each distance up to a reach: those that both have."""
         reach, dim = min(mine.reach, theirs.reach), ((0, min(mine.head_dim, theirs.head_dim)),)
         here, there = (((0, 1), (1 + r - reach, 2 + r + reach)) for r in (mine.reach, theirs.reach))
         for name, table in mine.named_children():
@@ -253,8 +237,7 @@ class _Draft:
             self.read.add(id(source.tensor))
 
     def exactly(self, mapped: Mapped, state: Mapping[str, Tensor]) -> None:
-        """A stand-alone network where the supernet has its architecture; what has another shape there (a classifier)
-        stays."""
+        """A network where the supernet has its architecture; what has another shape there (a classifier) stays."""
         for name, found in mapped.items():
             source = state.get(name)
             shapes = [p.read().shape for p in found]
@@ -266,8 +249,6 @@ class _Draft:
             for piece, value in zip(found, values, strict=True):
                 self.put(_Part(piece.tensor, ()), piece.index, value)
 
-    # --- the result ---
-
     def put(self, to: _Part, index: Index, value: Tensor) -> None:
         target = to.of(self.values[id(to.tensor)])
         scatter(target, index, value.to(target.device, target.dtype))
@@ -278,28 +259,18 @@ class _Draft:
         for tensor in (*self.net.parameters(), *self.net.buffers()):
             tensor.copy_(self.values[id(tensor)])
         known = {name: self.known[id(p)] for name, p in self.net.named_parameters()}
-        return Report(
-            source=self.other.space.name,
-            target=self.net.space.name,
-            weights=sum(mask.numel() for mask in known.values()),
-            copied=sum(int(mask.sum()) for mask in known.values()),
-            missing=tuple(name for name, mask in known.items() if not mask.any()),
-            partial=tuple(name for name, mask in known.items() if mask.any() and not mask.all()),
-            unused=tuple(name for name, p in self.other.named_parameters() if id(p) not in self.read),
-            arch=arch,
+        weights, copied = (
+            sum(mask.numel() for mask in known.values()),
+            sum(int(mask.sum()) for mask in known.values()),
         )
-
-
-def _places(stage: Stage, blocks: int) -> tuple[int, ...]:
-    """Where so many blocks go: where a network of this depth has them, if the space has this depth; else one after
-    another."""
-    count = min(blocks, stage.positions)
-    return stage.placement(count) if count in stage.depths else tuple(range(count))
+        missing = tuple(name for name, mask in known.items() if not mask.any())
+        partial = tuple(name for name, mask in known.items() if mask.any() and not mask.all())
+        unused = tuple(name for name, p in self.other.named_parameters() if id(p) not in self.read)
+        return Report(self.other.space.name, self.net.space.name, weights, copied, missing, partial, unused, arch)
 
 
 def _source_key(choice: str, key: str, theirs: PerChoice) -> str | None:
-    """Modules are private to a value of a choice; only the tables of windows can also be made of the nearest
-    window's."""
+    """Modules are private to a value of a choice; only tables of windows can also be made of the nearest window's."""
     if key in theirs or choice != "window":
         return key if key in theirs else None
     return min(theirs, key=lambda other: abs(int(other) - int(key)))
@@ -342,8 +313,8 @@ def _run(dim: Dim, axis: Axis, width: int, middle: bool, sharing: Sharing) -> Se
 
 
 def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tuple[Tensor, tuple[Dim, ...]]:
-    """A table of positions (positions, channels) or of distances (rows, columns, heads) in the size that is wanted, and
-    its dimensions."""
+    """A table of positions (positions, channels) or of distances (rows, columns, heads) in the wanted size, and its
+    dimensions."""
     if not own or not dims:
         return table, own
     *sizes, last = own
