@@ -76,19 +76,15 @@ class Layout:
 
     def population(self, genes: Genes) -> Population:
         if genes.ndim != 2 or genes.shape[1] != len(self.bounds):
-            raise ArchError(
-                f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, "
-                f"not an array of shape {genes.shape}"
-            )
+            rows = f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers"
+            raise ArchError(f"{rows}, not an array of shape {genes.shape}")
         if not np.issubdtype(genes.dtype, np.integer):
             raise ArchError(f"genes are whole numbers, not {genes.dtype}")
         wrong = np.argwhere((genes < 0) | (genes >= np.asarray(self.bounds, dtype=np.int64)))
         if len(wrong):
             row, column = wrong[0]
-            raise ArchError(
-                f"gene {self.names[column]} of row {row} is {genes[row, column]}; "
-                f"it must be from 0 to {self.bounds[column] - 1}"
-            )
+            gene = f"gene {self.names[column]} of row {row}"
+            raise ArchError(f"{gene} is {genes[row, column]}; it must be from 0 to {self.bounds[column] - 1}")
         n = len(genes)
         top = chosen_values(self.space.choices, self.choices, genes, {})
         stages = []
@@ -136,11 +132,9 @@ class Layout:
         always = set(range(stage.positions)) - set(stage.free)
         at = own.at
         if len(at) != depth or list(at) != sorted(set(at)) or not always <= set(at) <= set(range(stage.positions)):
-            raise ArchError(
-                f"{label}: blocks at positions {at} do not fit: "
-                f"{depth} rising positions within 0..{stage.positions - 1} are needed"
-                + (f", among them {sorted(always)}" if always else "")
-            )
+            among = f", among them {sorted(always)}" if always else ""
+            needed = f"{depth} rising positions within 0..{stage.positions - 1} are needed{among}"
+            raise ArchError(f"{label}: blocks at positions {at} do not fit: {needed}")
         return at
 
     @staticmethod

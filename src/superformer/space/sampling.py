@@ -88,10 +88,8 @@ def sample_within(
         if batch.drawn >= GIVE_UP or len(np.unique(batch.genes, axis=0)) < len(batch.genes) / 8:
             seen = {name: " and ".join(f"{v:,}" for v in values.tolist()) for name, values in closest.items()}
             near = "; ".join(f"{name}: the nearest seen are {values}" for name, values in seen.items())
-            raise InfeasibleError(
-                f"no architecture of {space.name} was found within {say(limits)} in {batch.drawn:,} targeted draws "
-                f"({near})"
-            )
+            nobody = f"no architecture of {space.name} was found within {say(limits)}"
+            raise InfeasibleError(f"{nobody} in {batch.drawn:,} targeted draws ({near})")
     return np.concatenate(found)[:n]
 
 
@@ -195,7 +193,12 @@ class LimitedSampler:
             if drawn >= ENOUGH:
                 break
         if have < n:
-            found.append(self._walked(n - have, near, away, rng, drawn))
+            # Rows found on the way from the nearest ones into the limits; where they are too few, repeated.
+            walked, _, seen = self._approach(n - have, near, away, rng, self.limits)
+            inside = np.concatenate([near[away == 0], walked])
+            if not len(inside):
+                raise self._infeasible(drawn, seen)
+            found += [walked, inside[rng.integers(len(inside), size=max(n - have - len(walked), 0))]]
         return np.concatenate(found)[:n]
 
     def _propose(self, n: int, rng: Generator) -> Genes:
@@ -241,14 +244,6 @@ class LimitedSampler:
         near = _nearest(genes, excess(self.limits, self.costs(genes)))
         _, away, seen = self._approach(1, *near, rng, self.limits)
         return float(away[0]), seen
-
-    def _walked(self, n: int, near: Genes, away: Floats, rng: Generator, drawn: int) -> Genes:
-        """Rows found on the way from the nearest ones into the limits; where they are too few, repeated."""
-        walked, _, seen = self._approach(n, near, away, rng, self.limits)
-        inside = np.concatenate([near[away == 0], walked])
-        if not len(inside):
-            raise self._infeasible(drawn, seen)
-        return np.concatenate([walked[:n], inside[rng.integers(len(inside), size=max(n - len(walked), 0))]])
 
     def _approach(
         self, n: int, near: Genes, away: Floats, rng: Generator, limits: Limits

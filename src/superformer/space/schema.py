@@ -138,8 +138,6 @@ def in_patches(height: Count, width: Count, patch: Count) -> tuple[Count, Count]
     # plain numbers are what torch.compile can follow
     whole = isinstance(height, int) and isinstance(width, int) and isinstance(patch, int)
     if (height % patch or width % patch) if whole else (np.any(height % patch) or np.any(width % patch)):
-        raise SuperformerError(
-            f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; "
-            "resize it to a multiple"
-        )
+        picture = f"a picture of {height} x {width} pixels"
+        raise SuperformerError(f"{picture} does not divide into patches of {np.max(patch)}; resize it to a multiple")
     return height // patch, width // patch
