@@ -1,7 +1,7 @@
 """Search spaces and architectures: declare, count, encode, sample, vary.
 
 `arch` holds the value that a network is; `stage` and `space` how a space is declared; `genes` populations as integer
-arrays; `sampling`, `tables` and `depths` how architectures are drawn; `variation` mutation and crossover."""
+arrays, mutation and crossover; `costs` what networks cost; `sampling` and `tables` how architectures are drawn."""
 
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.space.genes import Genes

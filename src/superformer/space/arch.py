@@ -75,9 +75,7 @@ class StageArch:
 @dataclass(frozen=True)
 class Arch:
     """One network: family, input size, network-wide values, stages, and the options that make the family's function.
-
-    Two archs are equal, and have the same `key`, exactly when they are the same network.
-    """
+    Two archs are equal, and have the same `key`, exactly when they are the same network."""
 
     family: str
     resolution: int
@@ -92,8 +90,7 @@ class Arch:
 
     @property
     def path(self) -> str:
-        """The key, and where the blocks sit in a supernet, if not at their canonical places: one path is one set of
-        weights."""
+        """The key, and where blocks sit if not at canonical places: one path is one set of a supernet's weights."""
         places = "/".join("" if s.at is None else ",".join(map(str, s.at)) for s in self.stages)
         return f"{self.key}@{places}" if places.strip("/") else self.key
 
@@ -112,21 +109,12 @@ class Arch:
         return self.placed((None,) * len(self.stages))
 
     def _plain(self) -> dict[str, Any]:
-        stages: list[dict[str, Any]] = []
-        for s in self.stages:
-            entry: dict[str, Any] = {"blocks": [dict(b) for b in s.blocks]}
+        out: dict[str, Any] = {"family": self.family, "resolution": self.resolution, "choices": dict(self.choices)}
+        out["stages"] = [{"blocks": [dict(b) for b in s.blocks]} for s in self.stages]
+        for entry, s in zip(out["stages"], self.stages, strict=True):
             if s.choices:
                 entry["choices"] = dict(s.choices)
-            stages.append(entry)
-        out: dict[str, Any] = {
-            "family": self.family,
-            "resolution": self.resolution,
-            "choices": dict(self.choices),
-            "stages": stages,
-        }
-        if self.options:
-            out["options"] = dict(self.options)
-        return out
+        return out | ({"options": dict(self.options)} if self.options else {})
 
     def to_json(self) -> str:
         """Canonical JSON. A placement that is not the canonical one is kept beside the blocks as ``at``."""
@@ -148,22 +136,16 @@ class Arch:
             expect(entry, where, {"blocks"}, {"choices", "at"}, ArchError)
             at = entry.get("at")
             if not isinstance(entry["blocks"], list) or not all(isinstance(b, dict) for b in entry["blocks"]):
-                raise ArchError(
-                    f"{where}: blocks must be a list of objects such as {{'heads': 3, 'attn': 192, 'mlp': 768}}"
-                )
+                example = "{'heads': 3, 'attn': 192, 'mlp': 768}"
+                raise ArchError(f"{where}: blocks must be a list of objects such as {example}")
             if at is not None and not (isinstance(at, list) and all(isinstance(p, int) for p in at)):
                 raise ArchError(f"{where}: at must be a list of positions, not {at!r}")
             blocks = tuple(Values(b) for b in entry["blocks"])
             stages.append(StageArch(blocks, Values(entry.get("choices", {})), None if at is None else tuple(at)))
         if not isinstance(data["resolution"], int) or not isinstance(data["choices"], dict):
             raise ArchError("an architecture's resolution must be a whole number and its choices an object")
-        arch = Arch(
-            str(data["family"]),
-            data["resolution"],
-            Values(data["choices"]),
-            tuple(stages),
-            Values(data.get("options", {})),
-        )
+        choices, options = Values(data["choices"]), Values(data.get("options", {}))
+        arch = Arch(str(data["family"]), data["resolution"], choices, tuple(stages), options)
         for check in CHECKS:
             check(arch)
         return arch
@@ -192,6 +174,5 @@ def expect(data: object, what: str, needed: set[str], allowed: set[str], error: 
     for key in data:
         if key not in needed | allowed:
             raise error(f"{what} has no {key!r}: {nearest(key, sorted(needed | allowed))}")
-    missing = sorted(needed - set(data))
-    if missing:
+    if missing := sorted(needed - set(data)):
         raise error(f"{what} lacks {', '.join(map(repr, missing))}")

@@ -1,4 +1,9 @@
-"""Costs of layers, as numbers or as whole arrays of numbers."""
+"""Exact MACs and parameters: of layers and whole populations, and of all terms of all networks of a space.
+
+A network's cost is a sum: what leads into each stage, each block that runs, and what follows the last. Every term is
+computed by the very modules that run (each layer knows its own cost), on numbers or on arrays with an entry for each
+architecture. MACs are multiply-accumulates of convolutions and matrix products, what ``torch.utils.flop_counter``
+counts divided by two. They do not include biases, norms, activations, softmax, pooling and interpolation."""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.space.arch import Arch
-from superformer.space.genes import Columns, Genes, resolve
+from superformer.space.genes import Columns, Genes, chosen_values
 from superformer.space.schema import family
 from superformer.space.stage import Ints, Spec
 
@@ -44,21 +49,7 @@ class Cost(NamedTuple):
 NOTHING = Cost(0, 0)
 
 
-def broadcast(cost: Cost, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Both counts as arrays of ``n`` entries."""
-    macs, params = (np.broadcast_to(np.asarray(c, dtype=np.int64), (n,)) for c in cost)
-    return macs, params
-
-
-# Exact MACs and parameters of whole populations.
-#
-# A network's cost is a sum: what leads into each stage, each block that runs, and what follows the last. Every term
-# is computed by the very modules that run (each layer knows its own cost) on arrays of widths, one entry for each
-# architecture.
-#
-# MACs are multiply-accumulates of convolutions and matrix products, what ``torch.utils.flop_counter`` counts divided
-# by two. They do not include biases, norms, activations, softmax, pooling and interpolation.
-
+# --- whole populations ---
 
 AT_ONCE = 16_384
 """Architectures whose arrays stay in the cache."""
@@ -83,10 +74,7 @@ def skeleton(space: Space, num_classes: int, settings: tuple[tuple[str, Any], ..
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the cost of a space's networks.
-
-    Values are numbers or arrays; ``img_size`` None is each architecture's own resolution.
-    """
+    """The terms of the cost of a space's networks; ``img_size`` None is each architecture's own resolution."""
 
     net: Network
     img_size: int | tuple[int, int] | None = None
@@ -123,13 +111,13 @@ def cost(
     if img_size is None and len(sizes := space.widths("resolution")) == 1:
         img_size = sizes[0]
     terms = Terms(skeleton(space, num_classes, tuple(sorted(settings.items()))), img_size)
-    macs, params = zip(
-        *(_sums(space, genes[at : at + AT_ONCE], terms) for at in range(0, max(len(genes), 1), AT_ONCE)), strict=True
-    )
-    return Costs(np.concatenate(macs), np.concatenate(params))
+    sums = [_sums(space, genes[at : at + AT_ONCE], terms) for at in range(0, max(len(genes), 1), AT_ONCE)]
+    macs, params = np.concatenate(sums, 1)
+    return Costs(macs, params)
 
 
-def _sums(space: Space, genes: Genes, terms: Terms) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sums(space: Space, genes: Genes, terms: Terms) -> Ints:
+    """MACs and parameters of rows that fit into the cache."""
     values = space.population(genes)
     widths = terms.net.bind(values.choices, [s.choices for s in values.stages])
     total = NOTHING
@@ -142,13 +130,10 @@ def _sums(space: Space, genes: Genes, terms: Terms) -> tuple[NDArray[np.int64], 
         for p, block in enumerate(stage.blocks):
             total += terms.block(i, p, widths, {**scope, **block}).times(stage.active[:, p])
     total += terms.exit(widths, values.choices)
-    return broadcast(total, values.n)
+    return np.stack([np.broadcast_to(np.asarray(c, dtype=np.int64), (values.n,)) for c in total])
 
 
-# The exact costs of all terms of all networks of a space, and the range their sums reach.
-#
-# Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices,
-# a block on its stage's, the end on the last stage's, and all on the network-wide ones.
+# --- all networks of a space ---
 
 
 @dataclass(frozen=True)
@@ -167,7 +152,11 @@ class Net:
 
 
 class Exact:
-    """Exact costs of a space's terms: `nets` has an entry for each setting of the network-wide choices."""
+    """Exact costs of a space's terms, and the `range` of their sums: `nets` has an entry for each setting of the
+    network-wide choices.
+
+    Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices,
+    a block on its stage's, the end on the last stage's, and all on the network-wide ones."""
 
     def __init__(self, space: Space, names: tuple[str, ...], num_classes: int, img_size: int | None):
         self.space, self.names = space, names
@@ -177,38 +166,23 @@ class Exact:
         self.owns = [combos(s.choices, c[0]) for s, c in zip(space.stages, self.columns, strict=True)]
         self.ways = [combos(s.choices, c[1]) for s, c in zip(space.stages, self.columns, strict=True)]
         self.nets = [self._net(top) for top in range(len(self.tops))]
-        self.range = {
-            name: (min(n.low[q] for n in self.nets), max(n.high[q] for n in self.nets)) for q, name in enumerate(names)
-        }
+        nets = self.nets
+        self.range = {n: (min(t.low[q] for t in nets), max(t.high[q] for t in nets)) for q, n in enumerate(names)}
 
     @staticmethod
     @functools.lru_cache(maxsize=32)
     def of(space: Space, names: tuple[str, ...], num_classes: int = 1000, img_size: int | None = None) -> Exact:
         return Exact(space, names, num_classes, img_size)
 
-    def _values(
-        self, specs: Mapping[str, Spec], columns: Mapping[str, int], chosen: Ints, scope: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
-            index = chosen[:, list(columns).index(name)] if name in columns else np.zeros(len(chosen), dtype=np.int64)
-            found[name] = resolve(spec, index, {**scope, **found})
-        return found
-
-    def _pick(self, counted: Any, size: int) -> Ints:
-        """A term's cost as an array of (size, quantities)."""
-        return np.stack(
-            [np.broadcast_to(np.asarray(getattr(counted, n), dtype=np.int64), (size,)) for n in self.names], -1
-        )
+    def _pick(self, counted: Cost, *shape: int) -> Ints:
+        """A term's cost as an array of (shape, quantities)."""
+        picked = [np.asarray(getattr(counted, n), dtype=np.int64) for n in self.names]
+        return np.stack([np.broadcast_to(c, (math.prod(shape),)).reshape(shape) for c in picked], -1)
 
     def _net(self, top: int) -> Net:
         """Exact costs of all terms, and the reachable range, for one setting of the network-wide choices."""
         space, layout = self.space, self.space.layout
-        one = self._values(space.choices, layout.choices, self.tops[top : top + 1], {})
-
-        def repeat(values: Mapping[str, Any], k: int) -> dict[str, Any]:
-            return {name: np.repeat(v, k) for name, v in values.items()}
-
+        one = chosen_values(space.choices, _numbered(layout.choices), self.tops[top : top + 1], {})
         owns = [self._own(i, one, self.ways[i][:1]) for i in range(len(space.stages))]
         first = [{name: v[:1] for name, v in own.items()} for own in owns]
         low = high = np.zeros((1, len(self.names)), dtype=np.int64)
@@ -216,15 +190,13 @@ class Exact:
         for i, stage in enumerate(space.stages):
             size, ways, before = len(self.owns[i]), len(self.ways[i]), len(self.owns[i - 1]) if i else 1
             total = before * size * ways
-            pair = [repeat(f, total) for f in first]
+            pair = [_repeat(f, total) for f in first]
             pair[i] = {name: np.tile(v, before) for name, v in self._own(i, one, self.ways[i]).items()}
             if i:
-                pair[i - 1] = repeat(owns[i - 1], size * ways)
-            scope = repeat(one, total)
-            widths = self.terms.net.bind(scope, pair)
-            entered = self._pick(self.terms.enter(i, widths, {**scope, **pair[i]}), total).reshape(
-                before, size, ways, -1
-            )
+                pair[i - 1] = _repeat(owns[i - 1], size * ways)
+            scope = _repeat(one, total)
+            enter = self.terms.enter(i, self.terms.net.bind(scope, pair), {**scope, **pair[i]})
+            entered = self._pick(enter, before, size, ways)
             mine = [self._block(i, p, one, owns, first) for p in range(stage.positions)]
             enters.append(entered)
             blocks.append(mine)
@@ -233,20 +205,18 @@ class Exact:
             low = (low[:, None] + entered.min(2)).min(0) + least[: stage.depths[0]].sum(0)
             high = (high[:, None] + entered.max(2)).max(0) + most[: stage.depths[-1]].sum(0)
         size = len(self.owns[-1])
-        last = [repeat(f, size) for f in first]
-        last[-1] = owns[-1]
-        scope = repeat(one, size)
+        last = [*(_repeat(f, size) for f in first[:-1]), owns[-1]]
+        scope = _repeat(one, size)
         ended = self._pick(self.terms.exit(self.terms.net.bind(scope, last), scope), size)
-        return Net(
-            enters, blocks, ended, [int(v) for v in (low + ended).min(0)], [int(v) for v in (high + ended).max(0)]
-        )
+        return Net(enters, blocks, ended, (low + ended).min(0).tolist(), (high + ended).max(0).tolist())
 
     def _own(self, i: int, one: Mapping[str, Any], ways: Ints) -> dict[str, Any]:
         """The values of a stage's choices: each setting with each of these settings of the entry."""
         kept, entry = self.columns[i]
         chosen = np.hstack([np.repeat(self.owns[i], len(ways), 0), np.tile(ways, (len(self.owns[i]), 1))])
-        scope = {name: np.repeat(v, len(chosen)) for name, v in one.items()}
-        return self._values(self.space.stages[i].choices, {**kept, **entry}, chosen, scope)
+        return chosen_values(
+            self.space.stages[i].choices, _numbered([*kept, *entry]), chosen, _repeat(one, len(chosen))
+        )
 
     def _block(
         self, i: int, p: int, one: Mapping[str, Any], owns: list[dict[str, Any]], first: list[dict[str, Any]]
@@ -254,13 +224,22 @@ class Exact:
         """Costs of a position: (stage settings, combinations, quantities)."""
         stage, where = self.space.stages[i], self.space.layout.stages[i]
         size, all_ = len(self.owns[i]), combos(stage.blocks[p], where.blocks[p])
-        total = size * len(all_)
-        choices = [{name: np.repeat(v, total) for name, v in f.items()} for f in first]
-        choices[i] = {name: np.repeat(v, len(all_)) for name, v in owns[i].items()}
-        scope = {**{name: np.repeat(v, total) for name, v in one.items()}, **choices[i]}
-        values = {**scope, **self._values(stage.blocks[p], where.blocks[p], np.tile(all_, (size, 1)), scope)}
-        widths = self.terms.net.bind(scope, choices)
-        return self._pick(self.terms.block(i, p, widths, values), total).reshape(size, len(all_), -1)
+        choices = [_repeat(f, size * len(all_)) for f in first]
+        choices[i] = _repeat(owns[i], len(all_))
+        scope = {**_repeat(one, size * len(all_)), **choices[i]}
+        values = {
+            **scope,
+            **chosen_values(stage.blocks[p], _numbered(where.blocks[p]), np.tile(all_, (size, 1)), scope),
+        }
+        return self._pick(self.terms.block(i, p, self.terms.net.bind(scope, choices), values), size, len(all_))
+
+
+def _numbered(names: Iterable[str]) -> Columns:
+    return {name: column for column, name in enumerate(names)}
+
+
+def _repeat(values: Mapping[str, Any], k: int) -> dict[str, Any]:
+    return {name: np.repeat(v, k) for name, v in values.items()}
 
 
 def _split(columns: Columns, entry: frozenset[str]) -> tuple[Columns, Columns]:
@@ -271,6 +250,5 @@ def _split(columns: Columns, entry: frozenset[str]) -> tuple[Columns, Columns]:
 def combos(specs: Mapping[str, Spec], columns: Mapping[str, int]) -> Ints:
     """All combinations of the choices that have genes, as indices."""
     ranges = [range(len(specs[name].values)) for name in columns]
-    return np.asarray(list(itertools.product(*ranges)), dtype=np.int64).reshape(
-        math.prod(map(len, ranges)), len(ranges)
-    )
+    shape = math.prod(map(len, ranges)), len(ranges)
+    return np.asarray(list(itertools.product(*ranges)), dtype=np.int64).reshape(shape)

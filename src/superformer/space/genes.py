@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 Genes = NDArray[np.int64]
 """A population: a row an architecture, a column a gene."""
 
+Named = Mapping[str, Value]
+
 Columns = dict[str, int]
 """The gene of each choice; a choice with one value has none."""
+
+Scope = dict[str, NDArray[Any]]
+"""Values of many architectures by name, as arrays with an entry for each."""
 
 
 @dataclass(frozen=True)
@@ -63,53 +68,37 @@ class Layout:
             depth = gene(f"stage{i}.depth", len(stage.depths)) if len(stage.depths) > 1 and not stage.free else None
             on = {p: gene(f"stage{i}.block{p}.on", 2) for p in stage.free}
             if stage.tied:
-                blocks: tuple[Columns, ...] = (
-                    (columns(f"stage{i}.blocks.", stage.blocks[0]),) * stage.positions if stage.positions else ()
-                )
+                blocks = [columns(f"stage{i}.blocks.", b) for b in stage.blocks[:1]] * stage.positions
             else:
-                blocks = tuple(columns(f"stage{i}.block{p}.", b) for p, b in enumerate(stage.blocks))
-            stages.append(StageLayout(own, depth, on, blocks))
+                blocks = [columns(f"stage{i}.block{p}.", b) for p, b in enumerate(stage.blocks)]
+            stages.append(StageLayout(own, depth, on, tuple(blocks)))
         return Layout(space, top, tuple(stages), tuple(bounds), tuple(names))
 
     def population(self, genes: Genes) -> Population:
         if genes.ndim != 2 or genes.shape[1] != len(self.bounds):
-            raise ArchError(
-                f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers, "
-                f"not an array of shape {genes.shape}"
-            )
+            rows = f"genes of the space {self.space.name} are rows of {len(self.bounds)} numbers"
+            raise ArchError(f"{rows}, not an array of shape {genes.shape}")
         if not np.issubdtype(genes.dtype, np.integer):
             raise ArchError(f"genes are whole numbers, not {genes.dtype}")
         wrong = np.argwhere((genes < 0) | (genes >= np.asarray(self.bounds, dtype=np.int64)))
         if len(wrong):
             row, column = wrong[0]
-            raise ArchError(
-                f"gene {self.names[column]} of row {row} is {genes[row, column]}; "
-                f"it must be from 0 to {self.bounds[column] - 1}"
-            )
+            gene = f"gene {self.names[column]} of row {row}"
+            raise ArchError(f"{gene} is {genes[row, column]}; it must be from 0 to {self.bounds[column] - 1}")
         n = len(genes)
-        top = self._values(genes, self.space.choices, self.choices, {})
+        top = chosen_values(self.space.choices, self.choices, genes, {})
         stages = []
         for stage, where in zip(self.space.stages, self.stages, strict=True):
-            own = self._values(genes, stage.choices, where.choices, top)
+            own = chosen_values(stage.choices, where.choices, genes, top)
             active = np.ones((n, stage.positions), dtype=bool)
             if where.depth is not None:
                 active = np.arange(stage.positions) < np.asarray(stage.depths)[genes[:, where.depth]][:, None]
             for p, column in where.on.items():
                 active[:, p] = genes[:, column] > 0
             scope = {**top, **own}
-            blocks = tuple(self._values(genes, b, c, scope) for b, c in zip(stage.blocks, where.blocks, strict=True))
+            blocks = tuple(chosen_values(b, c, genes, scope) for b, c in zip(stage.blocks, where.blocks, strict=True))
             stages.append(StagePopulation(stage, own, active, blocks))
         return Population(self.space, n, top, tuple(stages))
-
-    @staticmethod
-    def _values(
-        genes: Genes, specs: Mapping[str, Spec], columns: Columns, scope: Mapping[str, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {}
-        for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
-            index = genes[:, columns[name]] if name in columns else np.zeros(len(genes), dtype=np.int64)
-            found[name] = resolve(spec, index, {**scope, **found})
-        return found
 
     def row(self, arch: Arch) -> list[int]:
         """The genes of one architecture; the error says what lies outside the space and what is possible."""
@@ -143,48 +132,38 @@ class Layout:
         always = set(range(stage.positions)) - set(stage.free)
         at = own.at
         if len(at) != depth or list(at) != sorted(set(at)) or not always <= set(at) <= set(range(stage.positions)):
-            raise ArchError(
-                f"{label}: blocks at positions {at} do not fit: "
-                f"{depth} rising positions within 0..{stage.positions - 1} are needed"
-                + (f", among them {sorted(always)}" if always else "")
-            )
+            among = f", among them {sorted(always)}" if always else ""
+            needed = f"{depth} rising positions within 0..{stage.positions - 1} are needed{among}"
+            raise ArchError(f"{label}: blocks at positions {at} do not fit: {needed}")
         return at
 
     @staticmethod
     def _fill(
-        row: list[int],
-        specs: Mapping[str, Spec],
-        columns: Columns,
-        values: Mapping[str, Value],
-        scope: Mapping[str, Value],
-        label: str,
+        row: list[int], specs: Mapping[str, Spec], columns: Columns, values: Named, scope: Named, label: str
     ) -> None:
         if set(values) != set(specs):
             given, needed = (", ".join(sorted(names)) for names in (values, specs))
             raise ArchError(f"{label} has values for {given or 'nothing'}; needed: {needed or 'none'}")
         for name, spec in specs.items():
-            possible = [resolve_one(spec, k, scope) for k in range(len(spec.values))]
+            possible = list(spec.values)
+            if hasattr(spec, "of"):
+                possible = [scaled(scope[spec.of], v) if spec.of in scope else -1 for v in spec.values]
             if values[name] not in possible:
-                raise ArchError(
-                    f"{label} {name}={values[name]} is not in the space; possible: {', '.join(map(str, possible))}"
-                )
+                known = ", ".join(map(str, possible))
+                raise ArchError(f"{label} {name}={values[name]} is not in the space; possible: {known}")
             if name in columns:
                 row[columns[name]] = possible.index(values[name])
 
 
-def resolve(spec: Spec, index: NDArray[np.int64], scope: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """The values behind indices, for a population."""
-    chosen: NDArray[Any] = np.asarray(spec.values)[index]
-    if hasattr(spec, "of"):
-        chosen = (scope[spec.of] * chosen).astype(np.int64)
-    return chosen
-
-
-def resolve_one(spec: Spec, index: int, scope: Mapping[str, Value]) -> Value:
-    value = spec.values[index]
-    if hasattr(spec, "of"):
-        return scaled(scope[spec.of], value) if spec.of in scope else -1
-    return value
+def chosen_values(specs: Mapping[str, Spec], columns: Columns, genes: Genes, scope: Scope) -> Scope:
+    """The values behind the genes of some choices, for a population; ``scope`` has those they may be multiples of."""
+    found: Scope = {}
+    for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
+        index = genes[:, columns[name]] if name in columns else np.zeros(len(genes), dtype=np.int64)
+        found[name] = np.asarray(spec.values)[index]
+        if hasattr(spec, "of"):
+            found[name] = ({**scope, **found}[spec.of] * found[name]).astype(np.int64)
+    return found
 
 
 @dataclass(frozen=True)
@@ -192,9 +171,9 @@ class StagePopulation:
     """One stage of a population: its values, which positions run, and the values of each position."""
 
     stage: Stage
-    choices: dict[str, NDArray[Any]]
+    choices: Scope
     active: NDArray[np.bool_]
-    blocks: tuple[dict[str, NDArray[Any]], ...]
+    blocks: tuple[Scope, ...]
 
 
 @dataclass(frozen=True)
@@ -203,22 +182,20 @@ class Population:
 
     space: Space
     n: int
-    choices: dict[str, NDArray[Any]]
+    choices: Scope
     stages: tuple[StagePopulation, ...]
 
-    def archs(self) -> list[Arch]:
-        return [self._arch(k) for k in range(self.n)]
+    def arch(self, k: int) -> Arch:
+        def values(scope: Scope) -> Values:
+            return Values({name: v[k] for name, v in scope.items()})
 
-    def _arch(self, k: int) -> Arch:
         stages = []
         for s in self.stages:
             at = tuple(int(p) for p in np.flatnonzero(s.active[k]))
-            blocks = tuple(Values({name: v[k] for name, v in s.blocks[p].items()}) for p in at)
-            free = None if at == s.stage.placement(len(at)) else at
-            stages.append(StageArch(blocks, Values({name: v[k] for name, v in s.choices.items()}), free))
-        top = {name: v[k] for name, v in self.choices.items()}
-        resolution = int(top.pop("resolution"))
-        options = Values(self.space.options)
+            blocks = tuple(values(s.blocks[p]) for p in at)
+            stages.append(StageArch(blocks, values(s.choices), None if at == s.stage.placement(len(at)) else at))
+        top = dict(values(self.choices))
+        resolution, options = int(top.pop("resolution")), Values(self.space.options)
         return Arch(self.space.family, resolution, Values(top), tuple(stages), options)
 
 
@@ -232,14 +209,11 @@ def clear(space: Space, genes: Genes) -> Genes:
     return genes
 
 
-# Mutation and crossover, as the papers define them, on whole populations of genes.
-#
-# Two forms: ``"parameters"`` is ViT-ResNAS's (section 2.3), every architectural parameter by itself; ``"blocks"`` is
-# S3's (appendix B.3, algorithm 3), depth and embedding of each stage first, then whole blocks. Blocks that come to
-# run are drawn anew: their genes meant nothing before.
-
+# --- mutation and crossover ---
 
 FORMS = ("parameters", "blocks")
+"""``"parameters"`` is ViT-ResNAS's (section 2.3), every architectural parameter by itself; ``"blocks"`` is S3's
+(appendix B.3, algorithm 3), depth and embedding of each stage first, then whole blocks."""
 
 
 def mutate(
@@ -256,12 +230,12 @@ def mutate(
 
     ``"parameters"``: each gene is drawn anew with probability ``p``; whether a skippable block exists is flipped with
     probability ``p``. ``"blocks"``: depths are drawn anew with ``p_depth``, other choices of the network and its stages
-    with ``p_embed``, then each block, all of its choices at once, with ``p_block``."""
+    with ``p_embed``, then each block, all of its choices at once, with ``p_block``. Blocks that come to run are drawn
+    anew: their genes meant nothing before."""
     _check(form)
     fresh = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), genes.shape)
-    depth, embed, blocks = _kinds(space)
-    for column in _flips(space):
-        fresh[:, column] = 1 - genes[:, column]
+    flips, depth, embed, blocks = _kinds(space)
+    fresh[:, flips] = 1 - genes[:, flips]
     if form == "parameters":
         change = rng.random(genes.shape) < p
     else:
@@ -270,7 +244,13 @@ def mutate(
         change[:, embed] = rng.random((len(genes), len(embed))) < p_embed
         for columns in blocks:
             change[:, columns] = rng.random((len(genes), 1)) < p_block
-    return _renew(space, genes, np.where(change, fresh, genes), rng)
+    after = np.where(change, fresh, genes)
+    fresh = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), genes.shape)
+    new = _running(space, after) & ~_running(space, genes)
+    for columns, rows in zip(blocks, new.T, strict=True):
+        index = np.ix_(np.flatnonzero(rows), columns)
+        after[index] = fresh[index]
+    return clear(space, after)
 
 
 def cross(space: Space, first: Genes, second: Genes, rng: np.random.Generator, form: str = "parameters") -> Genes:
@@ -282,11 +262,12 @@ def cross(space: Space, first: Genes, second: Genes, rng: np.random.Generator, f
     if first.shape != second.shape:
         raise SuperformerError(f"parents must come in pairs: {len(first)} and {len(second)} rows were given")
     other = rng.random(first.shape) < 0.5
+    *_, blocks = _kinds(space)
     if form == "blocks":
-        for columns in _kinds(space)[2]:
+        for columns in blocks:
             other[:, columns] = rng.random((len(first), 1)) < 0.5
     mine, theirs = _running(space, first), _running(space, second)
-    for columns, a, b in zip(_kinds(space)[2], mine.T, theirs.T, strict=True):  # a block that only one of them has
+    for columns, a, b in zip(blocks, mine.T, theirs.T, strict=True):  # a block that only one of them has
         other[np.ix_(np.flatnonzero(a & ~b), columns)] = False
         other[np.ix_(np.flatnonzero(b & ~a), columns)] = True
     return clear(space, np.where(other, second, first))
@@ -297,34 +278,18 @@ def _check(form: str) -> None:
         raise SuperformerError(f"unknown form {form!r}: {nearest(form, FORMS)}")
 
 
-def _flips(space: Space) -> list[int]:
-    return [column for where in space.layout.stages for column in where.on.values()]
-
-
-def _kinds(space: Space) -> tuple[list[int], list[int], list[NDArray[np.int64]]]:
-    """The genes that set depths, those of network-wide and stage-wide choices, and those of each block (equal blocks
-    are one)."""
+def _kinds(space: Space) -> tuple[list[int], list[int], list[int], list[NDArray[np.int64]]]:
+    """The genes that switch a block on, all that set depths, those of network-wide and stage-wide choices, and those of
+    each block (equal blocks are one)."""
     layout = space.layout
-    depth = [where.depth for where in layout.stages if where.depth is not None] + _flips(space)
+    flips = [column for where in layout.stages for column in where.on.values()]
+    depth = [where.depth for where in layout.stages if where.depth is not None] + flips
     embed = list(layout.choices.values()) + [c for where in layout.stages for c in where.choices.values()]
-    own = [
-        columns
-        for s, where in zip(space.stages, layout.stages, strict=True)
-        for columns in where.blocks[: 1 if s.tied else None]
-    ]
-    blocks = [np.asarray(list(columns.values()), dtype=np.int64) for columns in own]
-    return depth, embed, blocks
+    stages = zip(space.stages, layout.stages, strict=True)
+    own = [columns for s, where in stages for columns in where.blocks[: 1 if s.tied else None]]
+    return flips, depth, embed, [np.asarray(list(columns.values()), dtype=np.int64) for columns in own]
 
 
 def _running(space: Space, genes: Genes) -> NDArray[np.bool_]:
     """Which blocks of the whole network run (equal blocks are one)."""
     return np.concatenate([s.active[:, :1] if s.stage.tied else s.active for s in space.population(genes).stages], 1)
-
-
-def _renew(space: Space, before: Genes, after: Genes, rng: np.random.Generator) -> Genes:
-    fresh = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), after.shape)
-    new = _running(space, after) & ~_running(space, before)
-    for columns, rows in zip(_kinds(space)[2], new.T, strict=True):
-        index = np.ix_(np.flatnonzero(rows), columns)
-        after[index] = fresh[index]
-    return clear(space, after)

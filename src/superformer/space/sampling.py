@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from superformer.errors import InfeasibleError, SuperformerError, amount, nearest
 from superformer.space.costs import Exact, cost
@@ -41,7 +42,7 @@ GIVE_UP = 50_000
 repeat themselves."""
 
 
-def sample(space: Space, n: int, rng: np.random.Generator, over: str = "choices") -> Genes:
+def sample(space: Space, n: int, rng: Generator, over: str = "choices") -> Genes:
     """Draw without limits."""
     _check(n, over)
     genes = rng.integers(0, np.asarray(space.bounds, dtype=np.int64), (n, len(space.bounds)))
@@ -64,19 +65,11 @@ def _check(n: int, over: str) -> None:
 
 
 def sample_within(
-    space: Space,
-    n: int,
-    rng: np.random.Generator,
-    over: str = "choices",
-    *,
-    macs: Limit | None = None,
-    params: Limit | None = None,
-    num_classes: int = 1000,
-    img_size: int | None = None,
+    space: Space, n: int, rng: Generator, over: str, given: Mapping[str, Limit], num_classes: int, img_size: int | None
 ) -> Genes:
     """Draw conditioned on limits (both ends included)."""
     _check(n, over)
-    limits = {name: _ends(name, limit) for name, limit in (("macs", macs), ("params", params)) if limit is not None}
+    limits = {name: _ends(name, limit) for name, limit in given.items()}
     tables = _tables_within(space, over, limits, num_classes, img_size)
     found, closest = [np.zeros((0, len(space.bounds)), dtype=np.int64)], dict.fromkeys(limits, np.zeros(0, np.int64))
 
@@ -92,14 +85,10 @@ def sample_within(
             values = np.concatenate([batch.costs[name], closest[name]])
             closest[name] = np.concatenate([np.sort(values[values < low])[-1:], np.sort(values[values > high])[:1]])
         if batch.drawn >= GIVE_UP or len(np.unique(batch.genes, axis=0)) < len(batch.genes) / 8:
-            near = "; ".join(
-                f"{name}: the nearest seen are {' and '.join(f'{v:,}' for v in values.tolist())}"
-                for name, values in closest.items()
-            )
-            raise InfeasibleError(
-                f"no architecture of {space.name} was found within {say(limits)} in {batch.drawn:,} targeted draws "
-                f"({near})"
-            )
+            seen = {name: " and ".join(f"{v:,}" for v in values.tolist()) for name, values in closest.items()}
+            near = "; ".join(f"{name}: the nearest seen are {values}" for name, values in seen.items())
+            nobody = f"no architecture of {space.name} was found within {say(limits)}"
+            raise InfeasibleError(f"{nobody} in {batch.drawn:,} targeted draws ({near})")
     return np.concatenate(found)[:n]
 
 
@@ -108,9 +97,8 @@ def _ends(name: str, limit: Limit) -> tuple[float, float]:
     try:
         ends = (0.0 if low is None else float(low), math.inf if high is None else float(high))
     except (TypeError, ValueError) as error:
-        raise SuperformerError(
-            f"{name}={limit!r} is not a limit: give (at least, at most) or a number that is the most"
-        ) from error
+        what = "give (at least, at most) or a number that is the most"
+        raise SuperformerError(f"{name}={limit!r} is not a limit: {what}") from error
     if math.isnan(ends[0]) or math.isnan(ends[1]) or ends[0] > ends[1]:
         raise InfeasibleError(f"{name}={limit!r} leaves nothing: the lower end must not be above the upper end")
     return ends
@@ -190,13 +178,12 @@ class LimitedSampler:
     num_classes: int = 1000
     img_size: int | None = None
 
-    def draw(self, n: int, rng: np.random.Generator) -> Genes:
+    def draw(self, n: int, rng: Generator) -> Genes:
         """``n`` rows, which may repeat; raises `InfeasibleError` where nobody meets the limits."""
         found = [np.zeros((0, len(self.space.bounds)), dtype=np.int64)]
         near, away, have, drawn = found[0], np.zeros(0), 0, 0
-        for batch in _batches(
-            n, lambda size: self._propose(size, rng), self.costs, self.limits, spare=64, most=8192, least_rate=0.01
-        ):
+        propose = functools.partial(self._propose, rng=rng)
+        for batch in _batches(n, propose, self.costs, self.limits, spare=64, most=8192, least_rate=0.01):
             have, drawn = batch.have, batch.drawn
             found.append(batch.genes[batch.away == 0])
             if not have and self._reached[0] > FAR:
@@ -205,10 +192,15 @@ class LimitedSampler:
             if drawn >= ENOUGH:
                 break
         if have < n:
-            found.append(self._walked(n - have, near, away, rng, drawn))
+            # Rows found on the way from the nearest ones into the limits; where they are too few, repeated.
+            walked, _, seen = self._approach(n - have, near, away, rng, self.limits)
+            inside = np.concatenate([near[away == 0], walked])
+            if not len(inside):
+                raise self._infeasible(drawn, seen)
+            found += [walked, inside[rng.integers(len(inside), size=max(n - have - len(walked), 0))]]
         return np.concatenate(found)[:n]
 
-    def _propose(self, n: int, rng: np.random.Generator) -> Genes:
+    def _propose(self, n: int, rng: Generator) -> Genes:
         if self.tables is None:
             return sample(self.space, n, rng)
         tables, limits = self.tables
@@ -220,11 +212,10 @@ class LimitedSampler:
         exact = {name: (max(low, 0.0), high) for name, (low, high) in self.limits.items() if name in EXACT}
         if not exact:
             return None
+        nobody = f"no architecture of {self.space.name} has {say_limits(exact)}"
         reach = Exact.of(self.space, tuple(exact), self.num_classes, self.img_size).range
         if any(low > reach[name][1] or high < reach[name][0] for name, (low, high) in exact.items()):
-            raise InfeasibleError(
-                f"no architecture of {self.space.name} has {say_limits(exact)}; reachable: {say_limits(reach)}"
-            )
+            raise InfeasibleError(f"{nobody}; reachable: {say_limits(reach)}")
         rng = np.random.default_rng([self.seed, 0])
         genes = sample(self.space, PROBE, rng)
         costs = self.costs(genes)
@@ -238,9 +229,7 @@ class LimitedSampler:
         if len(exact) == 1:
             return tables(exact)
         if self._approach(1, *_nearest(genes, away), rng, exact)[1][0] > FAR:
-            raise InfeasibleError(
-                f"no architecture of {self.space.name} has {say_limits(exact)} together; reachable: {say_limits(reach)}"
-            )
+            raise InfeasibleError(f"{nobody} together; reachable: {say_limits(reach)}")
         rare = min(exact, key=lambda name: (excess({name: exact[name]}, costs) == 0).sum())
         one, limit = tables({rare: exact[rare]})
         drawn = excess(exact, self.costs(one.draw(PROBE, rng, limit)))
@@ -248,24 +237,15 @@ class LimitedSampler:
 
     @functools.cached_property
     def _reached(self) -> tuple[float, Limits]:
-        """How near to the limits a walk from the nearest of some draws comes, and the costs seen: a quick look before
-        many draws."""
+        """A quick look before many draws: how near to the limits a walk from the nearest of some comes, costs seen."""
         rng = np.random.default_rng([self.seed, 1])
         genes = self._propose(PROBE, rng)
         near = _nearest(genes, excess(self.limits, self.costs(genes)))
         _, away, seen = self._approach(1, *near, rng, self.limits)
         return float(away[0]), seen
 
-    def _walked(self, n: int, near: Genes, away: Floats, rng: np.random.Generator, drawn: int) -> Genes:
-        """Rows found on the way from the nearest ones into the limits; where they are too few, repeated."""
-        walked, _, seen = self._approach(n, near, away, rng, self.limits)
-        inside = np.concatenate([near[away == 0], walked])
-        if not len(inside):
-            raise self._infeasible(drawn, seen)
-        return np.concatenate([walked[:n], inside[rng.integers(len(inside), size=max(n - len(walked), 0))]])
-
     def _approach(
-        self, n: int, near: Genes, away: Floats, rng: np.random.Generator, limits: Limits
+        self, n: int, near: Genes, away: Floats, rng: Generator, limits: Limits
     ) -> tuple[Genes, Floats, Limits]:
         """Mutants of mutants, the nearest to the limits kept, until ``n`` are within: those, how far away the nearest
         are, and the costs seen."""
@@ -276,10 +256,8 @@ class LimitedSampler:
         for _ in range(STEPS):
             genes = mutate(self.space, near[rng.integers(len(near), size=WALKERS)], rng, p=0.1)
             costs = self.costs(genes)
-            seen = {
-                k: (min(low, float(costs[k].min())), max(high, float(costs[k].max())))
-                for k, (low, high) in seen.items()
-            }
+            ends_now = {k: (float(costs[k].min()), float(costs[k].max())) for k in limits}
+            seen = {k: (min(seen[k][0], low), max(seen[k][1], high)) for k, (low, high) in ends_now.items()}
             new = excess(limits, costs)
             found.append(genes[new == 0])
             have += len(found[-1])
@@ -320,8 +298,10 @@ def say_end(name: str, value: float) -> str:
 
 def say_limits(limits: Limits) -> str:
     """Limits, or what can be reached."""
-    return " and ".join(
-        (f"at least {say_end(name, low)}" if math.isinf(high) else f"{say_end(name, low)} to {say_end(name, high)}")
-        + f" {name}"
-        for name, (low, high) in limits.items()
-    )
+
+    def ends(name: str, low: float, high: float) -> str:
+        return (
+            f"at least {say_end(name, low)}" if math.isinf(high) else f"{say_end(name, low)} to {say_end(name, high)}"
+        )
+
+    return " and ".join(f"{ends(name, *limit)} {name}" for name, limit in limits.items())

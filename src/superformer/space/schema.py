@@ -39,14 +39,10 @@ def family(name: str) -> type[Network]:
     """The class of a family's networks."""
     if name not in FAMILIES:
         raise SpaceError(f"unknown family {name!r}: {nearest(name, FAMILIES)}")
-    found = FAMILIES[name]
-    if not isinstance(found, str):
-        return found
-    cls: type[Network] = getattr(importlib.import_module(f"superformer.families.{name}"), found)
-    return cls
-
-
-# What a family's spaces and architectures must say.
+    found: Any = FAMILIES[name]
+    if isinstance(found, str):
+        found = getattr(importlib.import_module(f"superformer.families.{name}"), found)
+    return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -101,17 +97,14 @@ class Schema:
 
 def _plain(value: Any) -> Any:
     """JSON has no tuples, and Values hold numbers and words: truth is 1 or 0, nothing is an empty word."""
-    if value is None:
-        return ""
-    return int(value) if isinstance(value, bool) else value
+    return "" if value is None else int(value) if isinstance(value, bool) else value
 
 
-# Rules that several families have in common.
+# --- rules that several families have in common ---
 
 
 def free_heads(space: Space) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """The blocks whose attention width is not declared as a multiple of their heads: stage, position, widths, head
-    counts."""
+    """Stage, position, attention widths, head counts of blocks whose width is not declared as a multiple of heads."""
     for i, stage in enumerate(space.stages):
         for p, block in enumerate(stage.blocks):
             if not (isinstance(block["attn"], Times) and block["attn"].of == "heads"):
@@ -142,12 +135,9 @@ def many_resolutions(space: Space) -> Iterable[str]:
 
 def in_patches(height: Count, width: Count, patch: Count) -> tuple[Count, Count]:
     """Rows and columns of patches of a picture, which must divide into them."""
-    whole = (
-        isinstance(height, int) and isinstance(width, int) and isinstance(patch, int)
-    )  # plain numbers, which torch.compile can follow
+    # plain numbers are what torch.compile can follow
+    whole = isinstance(height, int) and isinstance(width, int) and isinstance(patch, int)
     if (height % patch or width % patch) if whole else (np.any(height % patch) or np.any(width % patch)):
-        raise SuperformerError(
-            f"a picture of {height} x {width} pixels does not divide into patches of {np.max(patch)}; "
-            "resize it to a multiple"
-        )
+        picture = f"a picture of {height} x {width} pixels"
+        raise SuperformerError(f"{picture} does not divide into patches of {np.max(patch)}; resize it to a multiple")
     return height // patch, width // patch

@@ -28,19 +28,7 @@ from superformer.space.arch import CHECKS, Arch, Value, Values, plain
 from superformer.space.genes import Genes, Layout, Population
 from superformer.space.sampling import Limit
 from superformer.space.schema import family
-from superformer.space.stage import (
-    Choice,
-    Ratio,
-    Spec,
-    Stage,
-    Times,
-    build,
-    read_fields,
-    scaled,
-    spec_of,
-    specs_of,
-    written,
-)
+from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, read_space, scaled, spec_of, specs_of, written
 
 
 @dataclass(frozen=True)
@@ -69,19 +57,16 @@ class Space:
         for where, specs in self._scopes():
             for name, spec in specs.items():
                 if not isinstance(spec, Choice) and spec.of not in where:
-                    raise SpaceError(
-                        f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: "
-                        f"{nearest(spec.of, where)}"
-                    )
+                    near = nearest(spec.of, where)
+                    raise SpaceError(f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {near}")
         schema.check_space(self)
         for i, stage in enumerate(self.stages):
             for p, block in enumerate(stage.blocks[:1] if len(set(map(str, stage.blocks))) == 1 else stage.blocks):
                 for name, spec in block.items():
                     bases = self._bases(i, p, spec.of) if isinstance(spec, Ratio) else ()
                     if any(len({scaled(b, v) for v in spec.values}) < len(spec.values) for b in bases):
-                        raise SpaceError(
-                            f"{self.name}: two ratios of {name} in stage {i} give the same width; leave one out"
-                        )
+                        same = f"two ratios of {name} in stage {i} give the same width"
+                        raise SpaceError(f"{self.name}: {same}; leave one out")
 
     def _scopes(self) -> Iterable[tuple[set[str], Mapping[str, Spec]]]:
         yield set(self.choices), self.choices
@@ -108,8 +93,7 @@ class Space:
 
     @functools.cached_property
     def paths(self) -> int:
-        """The number of paths through the supernet, as papers with free identities count (ViTAS v1: 3 * 10 *
-        401^16)."""
+        """The number of paths through the supernet, as ViTAS v1 counts with free identities: 3 * 10 * 401^16."""
         count = math.prod(len(s.values) for s in self.choices.values())
         for stage in self.stages:
             count *= math.prod(len(s.values) for s in stage.choices.values())
@@ -123,13 +107,11 @@ class Space:
         own = self.stages[stage]
         for specs in (own.blocks[position] if own.positions else {}, own.choices, self.choices):
             if name in specs:
-                return self._all(stage, position, name, specs[name])
+                spec: Spec = specs[name]
+                if isinstance(spec, Choice):
+                    return spec.values
+                return tuple({scaled(b, v) for b in self._bases(stage, position, spec.of) for v in spec.values})
         return ()
-
-    def _all(self, stage: int, position: int, name: str, spec: Spec) -> tuple[Value, ...]:
-        if isinstance(spec, Choice):
-            return spec.values
-        return tuple({scaled(b, v) for b in self._bases(stage, position, spec.of) for v in spec.values})
 
     def widths(self, name: str, stage: int = 0, position: int = 0) -> tuple[int, ...]:
         """Every size that a value may take, ascending."""
@@ -174,24 +156,20 @@ class Space:
 
     def decode(self, genes: Genes) -> list[Arch]:
         """Rows of genes as architectures; the genes of blocks that do not run are not looked at."""
-        return self.population(genes).archs()
+        found = self.population(genes)
+        return [found.arch(k) for k in range(found.n)]
 
     def _check(self, arch: Arch) -> Arch:
         if not isinstance(arch, Arch):
-            raise ArchError(
-                f"an Arch is needed, not {type(arch).__name__}; "
-                "make one with Arch.from_json(text) or space.decode(genes)"
-            )
+            how = "make one with Arch.from_json(text) or space.decode(genes)"
+            raise ArchError(f"an Arch is needed, not {type(arch).__name__}; {how}")
         if arch.family != self.family:
             raise ArchError(f"{arch.key} is a {arch.family}; the space {self.name} holds {self.family} networks")
+        ours, mine, theirs = f"networks of the space {self.name}", len(self.stages), len(arch.stages)
         if arch.options != self.options:
-            raise ArchError(
-                f"{arch.key} has the options {arch.options}; networks of the space {self.name} have {self.options}"
-            )
-        if len(arch.stages) != len(self.stages):
-            raise ArchError(
-                f"{arch.key} has {len(arch.stages)} stages; networks of the space {self.name} have {len(self.stages)}"
-            )
+            raise ArchError(f"{arch.key} has the options {arch.options}; {ours} have {self.options}")
+        if theirs != mine:
+            raise ArchError(f"{arch.key} has {theirs} stages; {ours} have {mine}")
         return arch
 
     def __contains__(self, arch: object) -> bool:
@@ -217,14 +195,10 @@ class Space:
         img_size: int | None = None,
     ) -> list[Arch]:
         """Draw ``n`` architectures, every choice uniform as the papers sample: depth and network-wide choices first,
-        then active blocks.
-
-        ``over="architectures"`` draws uniformly over different architectures instead (nearly always the deepest: they
-        are the most). With limits ``macs=(lo, hi)``, ``params=(lo, hi)``, both ends included, the draw is the same
-        conditioned on the limits."""
-        return self.decode(
-            self.sample_genes(n, seed, macs=macs, params=params, over=over, num_classes=num_classes, img_size=img_size)
-        )
+        then active blocks; or uniformly over different architectures (``over="architectures"``: nearly always the
+        deepest, they are the most). Limits ``macs=(lo, hi)``, ``params=(lo, hi)``, both ends included, condition it."""
+        how: Any = {"macs": macs, "params": params, "over": over, "num_classes": num_classes, "img_size": img_size}
+        return self.decode(self.sample_genes(n, seed, **how))
 
     def sample_genes(
         self,
@@ -239,48 +213,41 @@ class Space:
     ) -> Genes:
         """The same as `sample`, as rows of genes."""
         rng = np.random.default_rng(seed)
-        if macs is None and params is None:
+        limits = {name: limit for name, limit in (("macs", macs), ("params", params)) if limit is not None}
+        if not limits:
             return sampling.sample(self, n, rng, over)
-        return sampling.sample_within(
-            self, n, rng, over, macs=macs, params=params, num_classes=num_classes, img_size=img_size
-        )
+        return sampling.sample_within(self, n, rng, over, limits, num_classes, img_size)
 
     # --- smaller spaces ---
 
     def narrow(self, **limits: Any) -> Space:
         """A smaller space: ``space.narrow(patch_size=16, depth=(12, 13), heads=[3])`` keeps only these values of the
-        named choices.
-
-        Values of a ratio are given as ratios. ``{stage: values}`` limits one stage only: ``space.narrow(depth={0:
-        3})``."""
-        known = [
-            n
-            for where in ([self.choices], *[[s.choices, *s.blocks[:1]] for s in self.stages])
-            for specs in where
-            for n in specs
-        ]
-        known.append("depth")
-        for name in limits:
+        named choices. Values of a ratio are given as ratios; ``depth={0: 3}`` limits stage 0 only."""
+        named = [self.choices, *(specs for s in self.stages for specs in (s.choices, *s.blocks[:1]))]
+        known = [*dict.fromkeys(name for specs in named for name in specs), "depth"]
+        for name, limit in limits.items():
             if name in ("macs", "params"):
                 raise SpaceError(f"narrow() limits choices; give {name}=(lo, hi) to sample()")
             if name not in known:
-                raise SpaceError(f"the space {self.name} has no choice {name!r}: {nearest(name, dict.fromkeys(known))}")
-            if isinstance(limits[name], Mapping) and (
-                name in self.choices or not set(limits[name]) <= set(range(len(self.stages)))
-            ):
-                what = (
-                    "is a choice of the whole network"
-                    if name in self.choices
-                    else f"has stages 0 to {len(self.stages) - 1}"
-                )
-                raise SpaceError(f"{self.name}: {name} {what}; {limits[name]!r} does not fit")
+                raise SpaceError(f"the space {self.name} has no choice {name!r}: {nearest(name, known)}")
+            if not isinstance(limit, Mapping):
+                continue
+            if name in self.choices:
+                raise SpaceError(f"{self.name}: {name} is a choice of the whole network; {limit!r} does not fit")
+            if not set(limit) <= set(range(len(self.stages))):
+                last = len(self.stages) - 1
+                raise SpaceError(f"{self.name}: {name} has stages 0 to {last}; {limit!r} does not fit")
+
+        def limit_of(name: str, stage: int | None) -> Any:
+            given = limits.get(name)
+            return given.get(stage) if isinstance(given, Mapping) else given
 
         def cut(specs: Mapping[str, Spec], stage: int | None) -> dict[str, Spec]:
-            return {name: _narrowed(name, spec, _limit(limits, name, stage)) for name, spec in specs.items()}
+            return {name: _narrowed(name, spec, limit_of(name, stage)) for name, spec in specs.items()}
 
         stages = []
         for i, stage in enumerate(self.stages):
-            depth = _limit(limits, "depth", i)
+            depth = limit_of("depth", i)
             depths = stage.depths if depth is None else _narrowed("depth", Choice(stage.depths), depth).values
             if stage.free and set(depths) != set(stage.depths):
                 raise SpaceError(f"stage {i} of {self.name} has free identities: its depth cannot be narrowed")
@@ -301,8 +268,7 @@ class Space:
 
     @staticmethod
     def from_json(text: str) -> Space:
-        found: Space = build("a space", Space, read_fields(text))
-        return found
+        return read_space(text, Space)
 
     def __repr__(self) -> str:
         return f"Space({self.name}: {self.family}, {self.size:.3g} architectures)"
@@ -310,9 +276,7 @@ class Space:
 
 def point(arch: Arch) -> Space:
     """The space that holds one architecture only."""
-    stages = tuple(
-        Stage(block=[dict(b) for b in s.blocks], depth=len(s.blocks), choices=dict(s.choices)) for s in arch.stages
-    )
+    stages = tuple(Stage([dict(b) for b in s.blocks], len(s.blocks), dict(s.choices)) for s in arch.stages)
     return Space(arch.key, arch.family, stages, dict(arch.choices), arch.resolution, dict(arch.options))
 
 
@@ -323,17 +287,11 @@ def check_arch(arch: Arch) -> None:
     except SpaceError as error:
         raise ArchError(f"not a {arch.family} network: {error}") from error
     if found.options != arch.options:
-        raise ArchError(
-            f"options at their default are left out of an architecture: {arch.options} should be {found.options}"
-        )
+        wrong = f"{arch.options} should be {found.options}"
+        raise ArchError(f"options at their default are left out of an architecture: {wrong}")
 
 
 CHECKS.append(check_arch)
-
-
-def _limit(limits: Mapping[str, Any], name: str, stage: int | None) -> Any:
-    given = limits.get(name)
-    return given.get(stage) if isinstance(given, Mapping) else given
 
 
 def _narrowed(name: str, spec: Spec, limit: Any) -> Spec:

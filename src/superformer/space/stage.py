@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from superformer.space.arch import Value, expect, load_json, plain
 if TYPE_CHECKING:
     from superformer.space.genes import StageLayout
     from superformer.space.space import Space
+
+Built = TypeVar("Built")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,8 @@ def scaled(base: Any, factor: Any) -> int:
 
 def spec_of(name: str, given: object) -> Spec:
     """A choice as it may be written: as itself, as its values or as one value."""
-    if isinstance(given, Choice | Ratio | Times):
-        spec: Spec = given
-    elif isinstance(given, Iterable) and not isinstance(given, str):
-        spec = Choice(tuple(plain(v) for v in given))
-    else:
-        spec = Choice((plain(given),))
+    values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    spec = given if isinstance(given, Choice | Ratio | Times) else Choice(tuple(plain(v) for v in values))
     if not spec.values:
         raise SpaceError(f"{name} has no value to choose from")
     if len(set(spec.values)) != len(spec.values):
@@ -106,14 +106,12 @@ class Stage:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        given = self.depth
-        depths: tuple[int, ...] = (given,) if isinstance(given, int) else tuple(sorted(set(given)))
+        depths: tuple[int, ...] = (self.depth,) if isinstance(self.depth, int) else tuple(sorted(set(self.depth)))
         if not depths or depths[0] < 0:
-            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {given!r}")
+            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {self.depth!r}")
         positions = depths[-1]
-        block = (
-            [specs_of(self.block)] * positions if isinstance(self.block, Mapping) else [specs_of(b) for b in self.block]
-        )
+        each = self.block
+        block = [specs_of(each)] * positions if isinstance(each, Mapping) else [specs_of(b) for b in each]
         if len(block) != positions:
             raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
         skippable = tuple(sorted(set(self.skippable)))
@@ -172,11 +170,7 @@ class Stage:
         return tuple(p for p in range(self.positions) if p not in self.free or p in kept)
 
 
-# How deep a stage is: the probability of each depth, and which positions run at a drawn one.
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+# --- how deep a stage is ---
 
 
 def depth_weights(stage: Stage, over: str) -> Floats:
@@ -185,12 +179,9 @@ def depth_weights(stage: Stage, over: str) -> Floats:
         total = sum(map(stage.sequences, stage.depths))
         weights = [stage.sequences(d) / total for d in stage.depths]
     elif stage.free:
-        free = len(stage.free)
-        fixed = stage.positions - free
-        weights = [
-            math.comb(free, d - fixed) * (1 - stage.skip) ** (d - fixed) * stage.skip ** (stage.positions - d)
-            for d in stage.depths
-        ]
+        free, skip = len(stage.free), stage.skip
+        kept = [d - (stage.positions - free) for d in stage.depths]
+        weights = [math.comb(free, k) * (1 - skip) ** k * skip ** (free - k) for k in kept]
     else:
         weights = [1.0] * len(stage.depths)
     return np.asarray(weights) / math.fsum(weights)
@@ -199,20 +190,15 @@ def depth_weights(stage: Stage, over: str) -> Floats:
 def place(
     genes: Ints, rows: Ints, stage: Stage, where: StageLayout, depth: Ints, over: str, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Write the depth of a stage; free positions are drawn uniformly (or canonical ones taken). Returns which positions
-    run."""
+    """Write the depth of a stage; free positions are drawn uniformly, or canonical. Returns which positions run."""
     if where.depth is not None:
         genes[rows, where.depth] = np.searchsorted(np.asarray(stage.depths), depth)
     active = np.arange(stage.positions) < depth[:, None]
     if stage.free:
         free = np.asarray(stage.free)
-        extra = depth - (stage.positions - len(free))
-        keys = (
-            rng.random((len(depth), len(free)))
-            if over == "choices"
-            else np.broadcast_to(np.arange(len(free)), (len(depth), len(free)))
-        )
-        on = keys.argsort(1).argsort(1) < extra[:, None]
+        shape = len(depth), len(free)
+        keys = rng.random(shape) if over == "choices" else np.broadcast_to(np.arange(len(free)), shape)
+        on = keys.argsort(1).argsort(1) < (depth - (stage.positions - len(free)))[:, None]
         active = np.ones((len(depth), stage.positions), dtype=bool)
         active[:, free] = on
         genes[rows[:, None], np.asarray([where.on[p] for p in free])] = on
@@ -236,15 +222,9 @@ def written(space: Space) -> str:
         if s.tied:
             entry["tied"] = True
         stages.append(entry)
-    out = {
-        "name": space.name,
-        "family": space.family,
-        "img_size": space.img_size,
-        "choices": _specs_json(space.choices),
-        "stages": stages,
-    }
-    out |= {"options": dict(space.options), "weights": dict(space.weights)}
-    return json.dumps(out)
+    out: dict[str, Any] = {"name": space.name, "family": space.family, "img_size": space.img_size}
+    out |= {"choices": _specs_json(space.choices), "stages": stages}
+    return json.dumps(out | {"options": dict(space.options), "weights": dict(space.weights)})
 
 
 def _specs_json(given: Mapping[str, Spec]) -> dict[str, Any]:
@@ -260,8 +240,8 @@ def _specs_json(given: Mapping[str, Spec]) -> dict[str, Any]:
     return out
 
 
-def read_fields(text: str) -> dict[str, Any]:
-    """The fields of the space that a JSON text describes; the error says what is wrong with it."""
+def read_space(text: str, kind: type[Space]) -> Space:
+    """The space that a JSON text describes; the error says what is wrong with it."""
     data = load_json(text, "a space", SpaceError)
     expect(data, "a space", {"name", "family", "stages"}, {"img_size", "choices", "options", "weights"}, SpaceError)
     if not isinstance(data["stages"], list):
@@ -270,18 +250,15 @@ def read_fields(text: str) -> dict[str, Any]:
     for i, entry in enumerate(data["stages"]):
         where = f"stage {i} of the space"
         expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
-        block = (
-            [_read_specs(b, where) for b in entry["block"]]
-            if isinstance(entry["block"], list)
-            else _read_specs(entry["block"], where)
-        )
-        stages.append(
-            build(where, Stage, {**entry, "block": block, "choices": _read_specs(entry.get("choices", {}), where)})
-        )
-    return {**data, "stages": tuple(stages), "choices": _read_specs(data.get("choices", {}), "choices")}
+        given = entry["block"]
+        block = [_read_specs(b, where) for b in given] if isinstance(given, list) else _read_specs(given, where)
+        choices = _read_specs(entry.get("choices", {}), where)
+        stages.append(_build(where, Stage, {**entry, "block": block, "choices": choices}))
+    choices = _read_specs(data.get("choices", {}), "choices")
+    return _build("a space", kind, {**data, "stages": tuple(stages), "choices": choices})
 
 
-def build(where: str, kind: Any, fields: dict[str, Any]) -> Any:
+def _build(where: str, kind: Callable[..., Built], fields: dict[str, Any]) -> Built:
     """What the fields describe; a value of the wrong kind is an error that says where."""
     try:
         return kind(**fields)
@@ -290,17 +267,17 @@ def build(where: str, kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _read_specs(given: Any, where: str) -> dict[str, Any]:
-    """Choices from JSON (the opposite of `_written`)."""
+    """Choices from JSON (the opposite of `_specs_json`)."""
     if not isinstance(given, dict):
         raise SpaceError(f"{where} must be an object of choices, not {given!r}")
     out: dict[str, Any] = {}
     for name, value in given.items():
-        if isinstance(value, dict) and set(value) == {"ratio", "of"} and isinstance(value["ratio"], list):
-            out[name] = ratio(*value["ratio"], of=value["of"])
-        elif isinstance(value, dict) and set(value) == {"times", "of"}:
-            out[name] = times(value["times"], of=value["of"])
-        elif isinstance(value, dict):
-            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
-        else:
+        if not isinstance(value, dict):
             out[name] = value
+        elif set(value) == {"ratio", "of"} and isinstance(value["ratio"], list):
+            out[name] = ratio(*value["ratio"], of=value["of"])
+        elif set(value) == {"times", "of"}:
+            out[name] = times(value["times"], of=value["of"])
+        else:
+            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
     return out

@@ -8,31 +8,31 @@ stage's choices with the weights of what they leave. Its probability is then the
 rounded total.
 
 Rounding moves a total by at most half a bin for each term. Limits are widened by that, so that nothing within them is
-lost; what only rounding let in is removed by an exact check afterwards (`superformer.space.sampling.sample_within`).
-"""
+lost; what only rounding let in is removed by an exact check afterwards (`superformer.space.sampling.sample_within`)."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from superformer.errors import InfeasibleError
 from superformer.space.costs import Exact, Net, combos
 from superformer.space.genes import Genes
-from superformer.space.stage import Floats, Ints, Stage, depth_weights, place
+from superformer.space.stage import Floats, Ints, depth_weights, place
 
 if TYPE_CHECKING:
     from superformer.space.space import Space
 
 BINS = {1: 16384, 2: 256}
 """Bins for each limited quantity, when one or two are limited."""
-
 
 ROWS = 10_000
 """Draws at once: their choices of one term are all weighed at the same time."""
@@ -45,10 +45,8 @@ def say(limits: Mapping[str, tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The choices of one position of a stage.
-
-    For each setting of the stage's choices the rounded cost (last axis: quantities) of each combination.
-    """
+    """The choices of one position of a stage: for each setting of the stage's choices the rounded cost (last axis:
+    quantities) of each combination."""
 
     costs: Ints
     combos: Ints
@@ -70,10 +68,7 @@ def _shares(row: Ints) -> list[tuple[Ints, float]]:
 
 class Tables:
     """The weight of every rounded total cost, stage by stage and block by block, for one setting of the network-wide
-    choices after another.
-
-    Relies on what every family keeps: what leads into a stage depends on that stage's and the previous stage's choices,
-    a block on its stage's, the end on the last stage's, and all on the network-wide ones."""
+    choices after another. Relies on what `Exact` relies on."""
 
     def __init__(self, exact: Exact, over: str, caps: tuple[float, ...]):
         self.space, self.over, self.names, self.range = exact.space, over, exact.names, exact.range
@@ -132,7 +127,10 @@ class Tables:
                 for p, b in enumerate(exact.blocks[i])
             ]
             if stage.tied:
-                after = self._tied(stage, table, mine, weights)
+                after = np.zeros((size, self.bins))
+                for s, (depth, weight) in itertools.product(range(size), zip(stage.depths, weights, strict=True)):
+                    for c, share in mine[0].grouped[s]:
+                        self._add(after[s], table[s, 0], depth * c, weight * share)
             else:
                 for p, choice in enumerate(mine):
                     for s in range(size):
@@ -146,32 +144,21 @@ class Tables:
             before = after
         return {"tables": tables, "sums": sums, "enters": enters, "blocks": blocks, "exit": self._round(exact.ended)}
 
-    def _tied(self, stage: Stage, table: Floats, blocks: list[Blocks], weights: Floats) -> Floats:
-        after = np.zeros((len(table), self.bins))
-        for s in range(len(table)):
-            for depth, weight in zip(stage.depths, weights, strict=True):
-                for c, share in blocks[0].grouped[s]:
-                    self._add(after[s], table[s, 0], depth * c, weight * share)
-        return after
-
     # --- drawing ---
 
     def check_reachable(self, limits: Mapping[str, tuple[float, float]]) -> None:
-        reachable = " and ".join(f"{low:,} to {high:,} {name}" for name, (low, high) in self.range.items())
         possible = all(limits[n][0] <= self.range[n][1] and limits[n][1] >= self.range[n][0] for n in self.names)
         if not possible or not self._window(limits)[2].sum() > 0:
             together = "" if not possible or len(limits) == 1 else " together"
-            raise InfeasibleError(
-                f"no architecture of {self.space.name} has {say(limits)}{together}; reachable: {reachable}"
-            )
+            wanted, reachable = f"{say(limits)}{together}", say(self.range)
+            raise InfeasibleError(f"no architecture of {self.space.name} has {wanted}; reachable: {reachable}")
 
     def _window(self, limits: Mapping[str, tuple[float, float]]) -> tuple[Ints, Ints, Floats]:
         """The end points (network-wide setting, last stage's setting) and total bins that limits, widened by the
         rounding, leave, and their weights."""
-        axes = []
+        axes, slack = [], self.count / 2 + 1
         for q, name in enumerate(self.names):
             low, high = limits[name]
-            slack = self.count / 2 + 1
             first = max(math.floor(low / self.step[q] - slack), 0)
             last = min(math.ceil(min(high, self.range[name][1]) / self.step[q] + slack), self.sides[q] - 1)
             axes.append(np.arange(first, max(last, first - 1) + 1))
@@ -184,7 +171,7 @@ class Tables:
                 ends.append((top, own))
         return np.asarray(ends), bins, np.stack(weights)
 
-    def draw(self, n: int, rng: np.random.Generator, limits: Mapping[str, tuple[float, float]]) -> Genes:
+    def draw(self, n: int, rng: Generator, limits: Mapping[str, tuple[float, float]]) -> Genes:
         """Draw from the distribution conditioned on the rounded total."""
         ends, bins, weights = self._window(limits)
         chosen = _choose(weights.ravel()[None], rng, n)
@@ -198,35 +185,35 @@ class Tables:
                 self._walk(genes, rows, own, bins[column[rows]] - self.nets[top]["exit"][own], self.nets[top], rng)
         return genes
 
-    def _walk(
-        self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: np.random.Generator
-    ) -> None:
+    def _walk(self, genes: Genes, rows: Ints, own: Ints, total: Ints, net: Mapping[str, Any], rng: Generator) -> None:
         """Backwards through the stages: the depth, the blocks from the last, then the previous stage's choices."""
         for i in reversed(range(len(self.space.stages))):
             stage, where = self.space.stages[i], self.space.layout.stages[i]
             table, blocks, weights = net["tables"][i], net["blocks"][i], depth_weights(stage, self.over)
             genes[np.ix_(rows, _index(self.columns[i][0].values()))] = self.owns[i][own]
             if stage.tied:
-                total = self._walk_tied(genes, rows, own, total, i, net, weights, rng)
+                choice = blocks[0]
+                spent = np.asarray(stage.depths)[None, :, None, None] * choice.costs[own][:, None]
+                before, ok = self._before(total[:, None, None], spent)
+                likely = np.where(ok, table[own[:, None, None], 0, before], 0.0) * weights[None, :, None]
+                depth, combo = np.divmod(_choose(likely.reshape(len(rows), -1), rng), choice.costs.shape[1])
+                place(genes, rows, stage, where, np.asarray(stage.depths)[depth], self.over, rng)
+                genes[np.ix_(rows, _index(choice.columns))] = choice.combos[combo]
+                total = total - spent[np.arange(len(rows)), depth, combo]
             else:
                 likely = weights * table[own[:, None], np.asarray(stage.depths)[None], (total @ self.strides)[:, None]]
                 depth = np.asarray(stage.depths)[_choose(likely, rng)]
                 active = place(genes, rows, stage, where, depth, self.over, rng)
                 order = np.cumsum(active, 1)
+                columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64)
                 for j in range(stage.positions, 0, -1):
-                    now = np.flatnonzero(depth >= j)
+                    now, choice = np.flatnonzero(depth >= j), blocks[j - 1]
                     if not len(now):
                         continue
-                    choice = blocks[j - 1]
                     before, ok = self._before(total[now, None], choice.costs[own[now]])
-                    weight = np.where(ok, table[own[now, None], j - 1, before], 0.0)
-                    pick = _choose(weight, rng)
+                    pick = _choose(np.where(ok, table[own[now, None], j - 1, before], 0.0), rng)
                     total[now] -= choice.costs[own[now], pick]
-                    at = (order[now] == j).argmax(1)
-                    columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64).reshape(
-                        stage.positions, -1
-                    )[at]
-                    genes[rows[now, None], columns] = choice.combos[pick]
+                    genes[rows[now, None], columns[(order[now] == j).argmax(1)]] = choice.combos[pick]
             ways = len(self.ways[i])
             if i or ways > 1:
                 before, ok = self._before(total[:, None, None], net["enters"][i][:, own].swapaxes(0, 1))
@@ -236,34 +223,13 @@ class Tables:
                 total = total - net["enters"][i][previous, own, way]
                 own = previous
 
-    def _walk_tied(
-        self,
-        genes: Genes,
-        rows: Ints,
-        own: Ints,
-        total: Ints,
-        i: int,
-        net: Mapping[str, Any],
-        weights: Floats,
-        rng: np.random.Generator,
-    ) -> Ints:
-        stage, where, choice = self.space.stages[i], self.space.layout.stages[i], net["blocks"][i][0]
-        spent = np.asarray(stage.depths)[None, :, None, None] * choice.costs[own][:, None]
-        before, ok = self._before(total[:, None, None], spent)
-        weight = np.where(ok, net["tables"][i][own[:, None, None], 0, before], 0.0) * weights[None, :, None]
-        pick = _choose(weight.reshape(len(rows), -1), rng)
-        depth, combo = np.divmod(pick, choice.costs.shape[1])
-        place(genes, rows, stage, where, np.asarray(stage.depths)[depth], self.over, rng)
-        genes[np.ix_(rows, _index(choice.columns))] = choice.combos[combo]
-        return np.asarray(total - spent[np.arange(len(rows)), depth, combo])
-
 
 def _index(columns: Iterable[int]) -> Ints:
     """Columns for ``np.ix_``, which needs to be told the type where there are none."""
     return np.asarray(list(columns), dtype=np.int64)
 
 
-def _choose(weights: Floats, rng: np.random.Generator, n: int | None = None) -> Ints:
+def _choose(weights: Floats, rng: Generator, n: int | None = None) -> Ints:
     """One column of each row, with these weights; or ``n`` columns of one row."""
     sums = np.cumsum(weights, 1)
     if n is not None:
