@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from superformer.elastic import masked
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
-from superformer.elastic.layers import Cell, Elastic, LayerNorm, Linear
+from superformer.elastic.layers import Cell, Elastic, Linear
 from superformer.elastic.positions import halved
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
@@ -74,7 +74,6 @@ class Network(TimmApi, nn.Module):
     patch_head_possible: ClassVar[bool] = False
     """Whether it can classify each patch, for token labelling."""
     stages: nn.ModuleList
-    norm: LayerNorm
 
     def __init__(self, space: Space, num_classes: int = 1000, sharing: Sharing | str = "ordinal", in_chans: int = 3):
         super().__init__()
@@ -127,9 +126,9 @@ class Network(TimmApi, nn.Module):
         """What lies between the stages."""
         return x
 
+    @abc.abstractmethod
     def finish(self, x: Tensor, at: Pass) -> Tensor:
         """The final norm."""
-        return self.norm(x, at.view)
 
     @abc.abstractmethod
     def pool(self, x: Tensor) -> Tensor:
@@ -159,9 +158,9 @@ class Network(TimmApi, nn.Module):
         tokens = rows * cols + self.prefix_tokens(stage)
         return self.stage(stage).block(position).cost(widths, values, tokens, (rows, cols))
 
+    @abc.abstractmethod
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         """The final norm and the classifier."""
-        return self.norm.cost(widths) + self.head_cost(widths)
 
     # --- what it may use for that ---
 

@@ -122,8 +122,6 @@ class ResNet(Pyramid):
             out += self.entry(i), *map(self.stage(i).block, range(stage.positions))
         return out
 
-    # --- the pass ---
-
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width), 2)
 

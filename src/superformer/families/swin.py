@@ -269,14 +269,15 @@ class Swin(Pyramid):
         stages = tuple(StageArch(tuple(map(scaled, s.blocks)), s.choices, s.at) for s in arch.stages)
         return arch if size == arch.resolution else replace(arch, resolution=size, stages=stages)
 
-    # --- the pass ---
-
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         return self.stem(x, at.view)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         merging: PatchMerging | None = self.stage(stage).enter
         return x if merging is None else merging(x, at.view, self.stage_grid(stage - 1, at.grid))
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -285,3 +286,6 @@ class Swin(Pyramid):
         rows, cols = self.cost_grid(stage, values, size)
         entry: PatchMerging | Stem = self.stage(stage).enter or self.stem
         return entry.cost(widths, rows * cols)
+
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
+        return self.norm.cost(widths) + self.head_cost(widths)

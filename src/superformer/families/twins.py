@@ -276,8 +276,6 @@ class Twins(Pyramid):
                 operations[name] = Operation(LayerNorm(embed, EPS), attn, LayerNorm(embed, EPS), Mlp(embed, hidden))
         return TwinsBlock(operations, stage, entry)
 
-    # --- the pass ---
-
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         return x.permute(0, 2, 3, 1)
 
@@ -304,3 +302,6 @@ class Twins(Pyramid):
         rows, cols = self.cost_grid(stage, values, size)
         entry: Embedding = self.stage(stage).enter
         return entry.cost(widths, rows * cols)
+
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
+        return self.norm.cost(widths) + self.head_cost(widths)

@@ -125,8 +125,6 @@ class Vit(Network):
     def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         return {self.width: choices["width"]}
 
-    # --- the pass ---
-
     def tokens_axis(self, stage: int) -> Axis:
         return self.width
 
@@ -148,6 +146,9 @@ class Vit(Network):
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         return self._stem(at).with_class(x, at.view) if stage else x
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
@@ -173,3 +174,6 @@ class Vit(Network):
             own = cast(Stem, self.stems[str(patch)]).cost(widths, rows * cols)
             total += own.times(np.equal(values["patch_size"], patch).astype(np.int64))
         return total
+
+    def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
+        return self.norm.cost(widths) + self.head_cost(widths)

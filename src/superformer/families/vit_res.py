@@ -145,8 +145,6 @@ class VitRes(Pyramid):
         attn = Attention(width, inner, space.widths("heads", stage, position))
         return Block(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.option("eps"))
 
-    # --- the pass ---
-
     def shared(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.stem(x))
 
@@ -160,6 +158,9 @@ class VitRes(Pyramid):
         if reduction is None:
             return x
         return reduction(x, at.view, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))
+
+    def finish(self, x: Tensor, at: Pass) -> Tensor:
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0]
@@ -185,5 +186,5 @@ class VitRes(Pyramid):
         return cost + self.cls_token.cost(widths) + self.pos_embed.cost(widths)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
-        cost = super().exit_cost(widths, values, size)
+        cost = self.norm.cost(widths) + self.head_cost(widths)
         return cost + (Cost(0, self.patch_head.params(widths)) if self.patch_head is not None else NOTHING)
