@@ -1,5 +1,4 @@
-"""Axes: the dimensions of weights that can run at several widths; and a pass: what it uses of them, which blocks
-run."""
+"""Axes: the dimensions of weights that run at several widths; and a pass: what it uses of them, which blocks run."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden width, its attention
-    width.
+    """A dimension shared by the layers that read and write it: the tokens' width, a block's hidden or attention width.
 
     ``widths`` are all the widths it may run at, ascending. ``unit`` channels move together (the channels of one head).
 
@@ -48,10 +46,7 @@ def fixed(name: str, size: int) -> Axis:
 
 @dataclass(frozen=True)
 class Packed:
-    """A dimension that holds several parts of one axis after one another: q, k and v in one matrix.
-
-    ``tag`` names the tensor for ``Sharing.joint``.
-    """
+    """Several parts of one axis after one another: q, k and v in one matrix. ``tag`` names it for ``Sharing.joint``."""
 
     axis: Axis
     parts: int
@@ -87,20 +82,11 @@ class Selection:
 
 
 class View:
-    """What one pass uses of every axis. An axis that is not named runs at its full width.
+    """What one pass uses of every axis; one that is not named runs at its full width. ``joint``, ``side``: see
+    `superformer.sharing.Sharing`."""
 
-    ``joint`` and ``side``: see `superformer.sharing.Sharing`.
-    """
-
-    def __init__(
-        self,
-        selections: Mapping[Axis, Selection] | None = None,
-        joint: frozenset[str] = frozenset(),
-        side: str = "left",
-    ):
-        self.selections = dict(selections or {})
-        self.joint = joint
-        self.side = side
+    def __init__(self, selections: Mapping[Axis, Selection], joint: frozenset[str] = frozenset(), side: str = "left"):
+        self.selections, self.joint, self.side = dict(selections), joint, side
 
     def __getitem__(self, axis: Axis) -> Selection:
         found = self.selections.get(axis)
@@ -121,16 +107,17 @@ class View:
             return ((total - used, total),) if self.side == "right" else ((0, used),)
         return tuple((p * axis.size + a, p * axis.size + b) for p in range(dim.parts) for a, b in found.segments)
 
-    def run(self, layer: nn.Module, x: Tensor, *more: Any, **words: Any) -> Any:
+    def run(self, layer: nn.Module, x: Tensor, *more: Any, **words: Any) -> Tensor:
         """A layer, as it is written. (Several architectures at once run otherwise: `superformer.elastic.masked`.)"""
-        return nn.Module.__call__(layer, x, self, *more, **words)
+        out: Tensor = nn.Module.__call__(layer, x, self, *more, **words)
+        return out
 
     def widened(self, x: Tensor, inp: Axis, out: Axis) -> Tensor:
         """Tokens of one axis on a wider one: zero channels after the last."""
         return F.pad(x, (0, self[out].width - x.shape[-1]))
 
 
-EMPTY = View()
+EMPTY = View({})
 
 
 @dataclass(frozen=True)
@@ -143,11 +130,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of one architecture.
-
-    ``grid`` is the number of rows and columns of tokens now, ``native`` what they are at the architecture's own
-    resolution.
-    """
+    """A pass of one architecture. ``grid``: rows and columns of tokens now; ``native``: at its own resolution."""
 
     arch: Arch
     view: View

@@ -25,8 +25,7 @@ def kernel_axis(name: str, sizes: Iterable[int]) -> Axis:
 
 
 class MapConv(Layer, Elastic, nn.Conv2d):
-    """A convolution between two axes, padded by half its kernel; with ``depthwise`` each channel by itself (then
-    ``inp`` is ``out``)."""
+    """A convolution between two axes, padded by half its kernel; with ``depthwise`` (``inp`` is ``out``) by channel."""
 
     def __init__(
         self, inp: Axis, out: Axis, kernel: int | Axis, stride: int = 1, bias: bool = False, depthwise: bool = False
@@ -137,11 +136,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     return model
 
 
-# --- over the pictures of all processes ---
-#
-# Two processes with half a batch each then compute what one does with the whole. torch's own synchronised batch norm
-# does not run on CPUs. Here sums travel instead, forwards and backwards. (For each norm two messages forwards and two
-# backwards: where a process has enough pictures by itself, statistics of its own are cheaper.)
+# Batch norm over the pictures of all processes: two processes with half a batch each then compute what one does with
+# the whole. torch's own synchronised batch norm does not run on CPUs. Here sums travel instead, forwards and backwards.
+# (For each norm two messages forwards and two backwards: where a process has enough pictures by itself, statistics of
+# its own are cheaper.)
 
 SYNCED = "synced"
 """The attribute of a norm that takes all processes' pictures."""
@@ -162,8 +160,7 @@ class _Sum(torch.autograd.Function):
 
 
 def synchronise(net: nn.Module, on: bool = True) -> None:
-    """Let all batch norms of a network take the pictures of all processes; or, for what one process does by itself,
-    not."""
+    """Let all batch norms of a network take the pictures of all processes, or (not ``on``) of their own alone."""
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             setattr(module, SYNCED, on)

@@ -1,7 +1,6 @@
 """The blocks of NASViT's hybrid networks: inverted residuals (table 1) and transformer blocks (figure 6, appendix B.1).
 
-Maps are (batch, rows, columns, channels) all the way.
-"""
+Maps are (batch, rows, columns, channels) all the way."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def divisible(channels: Count) -> Count:
-    """The nearest multiple of 8, at least 8 and not below nine tenths (MobileNet's rule); of a number or of an
-    array."""
+    """The nearest multiple of 8, at least 8, not below nine tenths (MobileNet's rule); of a number or an array."""
     out = (channels + 4) // 8 * 8
     out = out + 8 * (out == 0)
     return out + 8 * (10 * out < 9 * channels)
@@ -53,12 +51,9 @@ class SqueezeExcite(nn.Module):
         return self.reduce.cost(widths, 1) + self.expand.cost(widths, 1)
 
 
-class MBConv(Optional):
+class MBConv(Layer, Optional):
     """The inverted residual block, always with a shortcut: averaged where the stride is 2, then widened where the width
-    changes.
-
-    ``mid`` None is an expansion of 1, which has no first convolution.
-    """
+    changes. ``mid`` None is an expansion of 1, which has no first convolution."""
 
     def __init__(self, inp: Axis, out: Axis, mid: Axis | None, squeezed: Axis | None, kernel: Axis, stride: int):
         super().__init__()
@@ -122,14 +117,11 @@ class MBConvCell(Cell):
         self.conv = conv
 
     def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
-        y: Tensor = self.conv(x, at.view)
+        y = self.conv(x, at.view)
         return x + self.dropped(y - x) if self.drop_path and self.training else y
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         return self.conv.cost(widths, tokens, tokens)
-
-
-# --- transformer blocks ---
 
 
 class MapNorm(LayerNorm):
@@ -161,15 +153,8 @@ class TransformerAxes:
         self, width: Count, mlp: Count, head_dim: int, side: Count, parts: Count, depth: Count
     ) -> dict[Axis, Count]:
         """``side`` of the map, cut into ``parts`` each way."""
-        return {
-            self.qk: width,
-            self.heads: width // head_dim,
-            self.v: 4 * width,
-            self.mlp: mlp,
-            self.distances: 2 * (side // parts) - 1,
-            self.depth: depth,
-            self.count: side * side % 8,
-        }
+        out = {self.qk: width, self.heads: width // head_dim, self.v: 4 * width, self.mlp: mlp}
+        return {**out, self.distances: 2 * (side // parts) - 1, self.depth: depth, self.count: side * side % 8}
 
 
 class HybridMlp(Layer):
@@ -183,8 +168,7 @@ class HybridMlp(Layer):
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         x = F.silu(self.fc1(x, view))
-        out: Tensor = self.fc2(x if self.conv is None else self.conv(x, view), view)
-        return out
+        return self.fc2(x if self.conv is None else self.conv(x, view), view)
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         conv = self.conv.cost(widths, tokens) if self.conv is not None else NOTHING
@@ -213,9 +197,8 @@ class TransformerCell(Cell):
         self.proj = Linear(axes.v, axes.width)
         self.mlp1, self.mlp2 = (HybridMlp(axes, bool(options["mlp_conv"])) for _ in range(2))
         self.by_width = options["scale"] == "width"
-        self.scales = nn.ModuleDict(
-            {name: self._new_scale() for name in (("attn", "mlp1", "mlp2") if self.by_width else ("attn", "mlp1"))}
-        )
+        names = ("attn", "mlp1", "mlp2") if self.by_width else ("attn", "mlp1")
+        self.scales = nn.ModuleDict({name: self._new_scale() for name in names})
 
     def _new_scale(self) -> nn.Module:
         if self.by_width:
@@ -224,13 +207,9 @@ class TransformerCell(Cell):
 
     def _scale(self, name: str, view: View) -> Tensor:
         channels = view[self.axes.width].width
-        if self.by_width:
-            own = self.scales[name]
-            assert isinstance(own, PerChoice)
-            out: Tensor = own[str(channels)](view)
-            return out
-        rows: Tensor = self.scales["attn" if name == "attn" else "mlp1"](view)
-        return rows.flatten() * (8 / channels)
+        own: Any = self.scales["mlp1" if name == "mlp2" and not self.by_width else name]
+        scale: Tensor = own[str(channels)](view) if self.by_width else own(view).flatten() * (8 / channels)
+        return scale
 
     def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
         return self.second(self.first(self.attend(x, visit, at), visit, at), visit, at)
@@ -240,9 +219,8 @@ class TransformerCell(Cell):
         rows, cols = x.shape[1:3]
         parts = round(windows**0.5)
         if rows % parts or cols % parts:
-            raise SuperformerError(
-                f"a map of {rows} x {cols} does not divide into {windows} windows; use another picture size"
-            )
+            what = f"a map of {rows} x {cols} does not divide into {windows} windows"
+            raise SuperformerError(f"{what}; use another picture size")
         maps = [layer.wanted(name, view) for layer in (self.talk1, self.talk2) for name in ("weight", "bias")]
         table, w1, b1, w2, b2 = take(self.positions.wanted("weight", view), *maps)
         y = self.norm1(x, view)
@@ -271,8 +249,7 @@ class TransformerCell(Cell):
         return Branch(self.attend), Branch(self.first), Branch(self.second)
 
     def _add(self, x: Tensor, y: Tensor, name: str, view: View) -> Tensor:
-        y = y * self._scale(name, view)
-        return x + self.dropped(y)
+        return x + self.dropped(y * self._scale(name, view))
 
     def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
         return (Units((self.axes.qk, self.axes.v, self.axes.heads), self.axes.heads.size),)
@@ -286,13 +263,10 @@ class TransformerCell(Cell):
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         channels, heads = width(self.axes.width, widths), width(self.axes.heads, widths)
         pairs = tokens * (tokens // values["windows"])
-        attention = Cost(
-            pairs * (channels + 2 * heads * heads + 4 * channels), self.talk1.params(widths) + self.talk2.params(widths)
-        )
-        cost = attention + self.qk.cost(widths, tokens) + self.v.cost(widths, tokens) + self.v_conv.cost(widths, tokens)
-        cost += self.proj.cost(widths, tokens) + self.positions.cost(widths)
-        for norm in (self.norm1, self.norm2, self.norm3):
-            cost += norm.cost(widths)
-        for mlp in (self.mlp1, self.mlp2):
-            cost += mlp.cost(widths, tokens)
-        return cost + Cost(0, len(self.scales) * channels)
+        talk = self.talk1.params(widths) + self.talk2.params(widths)
+        cost = Cost(pairs * (channels + 2 * heads * heads + 4 * channels), talk + len(self.scales) * channels)
+        for layer in (self.qk, self.v, self.v_conv, self.proj, self.mlp1, self.mlp2):
+            cost += layer.cost(widths, tokens)
+        for table in (self.positions, self.norm1, self.norm2, self.norm3):
+            cost += table.cost(widths)
+        return cost

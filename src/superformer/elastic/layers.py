@@ -39,7 +39,7 @@ def width(dim: Dim, widths: Widths) -> Count:
 class Layer(nn.Module):
     """Something that a pass runs on tokens: ``layer(x, view)``."""
 
-    def __call__(self, x: Tensor, view: View, *more: Any, **words: Any) -> Any:
+    def __call__(self, x: Tensor, view: View, *more: Any, **words: Any) -> Tensor:
         return view.run(self, x, *more, **words)
 
 
@@ -58,9 +58,8 @@ class Elastic(nn.Module, abc.ABC):
         return tensor, self.index(name, view)
 
     def params(self, widths: Widths) -> Count:
-        return sum(
-            math.prod(width(d, widths) for d in dims) for name, dims in self.dims.items() if name in self._parameters
-        )
+        own = [dims for name, dims in self.dims.items() if name in self._parameters]
+        return sum(math.prod(width(d, widths) for d in dims) for dims in own)
 
     @abc.abstractmethod
     def reset(self, generator: torch.Generator) -> None:
@@ -95,8 +94,7 @@ class Conv2d(Layer, Elastic, nn.Conv2d):
     """A convolution between two axes, as one matrix product over the pixels under the kernel.
 
     The few convolutions of these families have large kernels or small maps, where that is as fast as a direct
-    convolution, and the weight's slice and its gradient are then those of a matrix.
-    """
+    convolution, and the weight's slice and its gradient are then those of a matrix."""
 
     def __init__(self, inp: Axis, out: Axis, side: int, stride: int, padding: int = 0, bias: bool = True):
         nn.Conv2d.__init__(self, inp.size, out.size, side, stride, padding, bias=bias)
@@ -120,14 +118,11 @@ class Conv2d(Layer, Elastic, nn.Conv2d):
             # (batch, channels, rows, k, columns, k) to (batch, rows, columns, channels, k, k)
             x = x.reshape(batch, channels, height // k, k, width // k, k).permute(0, 2, 4, 1, 3, 5)
             return x.reshape(batch, (height // k) * (width // k), channels * k * k)
-        x = F.pad(
-            x.permute(0, 2, 3, 1), (0, 0, self.pad, self.pad, self.pad, self.pad)
-        )  # (batch, height, width, channels)
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, *(self.pad,) * 4))  # (batch, height, width, channels)
         rows, cols = ((x.shape[d] - k) // s + 1 for d in (1, 2))
         ends = [(i + (rows - 1) * s + 1, j + (cols - 1) * s + 1) for i in range(k) for j in range(k)]
-        under = [
-            x[:, n // k : i : s, n % k : j : s] for n, (i, j) in enumerate(ends)
-        ]  # k * k times (batch, rows, cols, ch)
+        # k * k times (batch, rows, columns, channels)
+        under = [x[:, n // k : i : s, n % k : j : s] for n, (i, j) in enumerate(ends)]
         return torch.stack(under, -1).flatten(3).flatten(1, 2)
 
     def cost(self, widths: Widths, positions: Count) -> Cost:
@@ -171,8 +166,7 @@ class Table(Elastic):
     def __init__(self, *dims: Dim, fill: float | None = None):
         super().__init__()
         self.weight = nn.Parameter(torch.empty([size(d) for d in dims]))
-        self.dims = {"weight": dims}
-        self.fill = fill
+        self.dims, self.fill = {"weight": dims}, fill
 
     def forward(self, view: View) -> Tensor:
         return take(self.wanted("weight", view))[0]
@@ -204,9 +198,6 @@ class PerChoice(nn.ModuleDict):
 
     def key(self, values: Mapping[str, object]) -> str:
         return str(values[self.choice])
-
-
-# --- blocks ---
 
 
 class Branch(NamedTuple):
@@ -247,6 +238,5 @@ class Cell(nn.Module, abc.ABC):
 
     def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
         """Where the queries and the keys of its attention lie on the map."""
-        raise SuperformerError(
-            f"where the tokens of {type(self).__name__} lie is not known: a block that attends has a method places"
-        )
+        what = f"where the tokens of {type(self).__name__} lie is not known"
+        raise SuperformerError(f"{what}: a block that attends has a method places")

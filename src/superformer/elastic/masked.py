@@ -93,7 +93,7 @@ class MaskedView(View):
         mask = self.masks[axis].mask
         return x * (mask if times == 1 else mask.repeat(1, 1, times))
 
-    def run(self, layer: nn.Module, x: Tensor, *more: Any, **words: Any) -> Any:
+    def run(self, layer: nn.Module, x: Tensor, *more: Any, **words: Any) -> Tensor:
         if isinstance(layer, Attention):
             return self._attention(layer, x, *more)
         if isinstance(layer, LayerNorm):
@@ -131,8 +131,7 @@ class MaskedView(View):
                 view = View({inner: own}, part.view.joint, part.view.side)
                 outs.append(placed(layer.mixed(rows, view, heads, scale, at), own, inner.size))
             y = torch.cat(outs)
-        out: Tensor = layer.proj(y, self)
-        return out
+        return layer.proj(y, self)
 
     def widened(self, x: Tensor, inp: Axis, out: Axis) -> Tensor:
         """After the last channel of each sub-network's own."""
@@ -162,9 +161,8 @@ def plan(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: s
     places = [net.positions(arch) for arch in archs]
     blocks: list[list[tuple[int, tuple[Part, ...]]]] = []  # by stage: a position, and what each part does there
     for i in range(len(net.stages)):
-        at = [
-            dict(zip(where[i], arch.stages[i].blocks, strict=True)) for where, arch in zip(places, archs, strict=True)
-        ]
+        pairs = zip(places, archs, strict=True)
+        at = [dict(zip(where[i], arch.stages[i].blocks, strict=True)) for where, arch in pairs]
         todo = {p: [values.get(p) for values in at] for p in sorted(set().union(*at))}
         blocks.append([
             (p, tuple(Part(part.rows, part.view, v) for part, v in zip(parts, values, strict=True)))

@@ -39,11 +39,8 @@ def _pairs(grid: Grid, device: torch.device) -> Tensor:
 
 def relative_bias(table: Tensor, grid: Grid, native: Grid | None = None) -> Tensor:
     """The bias (heads, positions, keys) of a map or window from a table (distances of rows, of columns, heads), or from
-    its middle.
-
-    If the map has another size than the table was learned for (``native``), the table is stretched. Reading the table
-    head by head makes the gradient four times as fast as reading all heads of each pair.
-    """
+    its middle. If the map has another size than the table was learned for (``native``), the table is stretched.
+    Reading the table head by head makes the gradient four times as fast as reading all heads of each pair."""
     if native is not None and native != grid:
         size, picture = [2 * n - 1 for n in grid], table.permute(2, 0, 1)[None]  # (1, heads, rows, columns)
         table = F.interpolate(picture, size=size, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
@@ -88,12 +85,8 @@ class RelativePosition(nn.Module):
 
     def cost(self, heads: Count, tokens: Count, grid: Grid) -> Cost:
         attention = 2 * heads * tokens * tokens * self.channels(grid)
-        distances = 2 * (grid[0] + grid[1]) - 1
-        tables = 2 * heads * tokens * distances * self.head_dim
+        tables = 2 * heads * tokens * (2 * (grid[0] + grid[1]) - 1) * self.head_dim
         return Cost(attention + tables, 4 * (2 * self.reach + 2) * self.head_dim)
-
-
-# --- windows ---
 
 
 def halved(grid: tuple[Count, Count], times: int = 1) -> tuple[Count, Count]:
@@ -137,9 +130,6 @@ def join_windows(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]
 
 
-# --- where tokens lie ---
-
-
 @dataclass(frozen=True)
 class Places:
     """Where the queries and the keys of a block's attention lie on the map: row and column of each query (windows,
@@ -160,14 +150,11 @@ class Places:
     def coordinates(grid: tuple[int, int]) -> Tensor:
         """Row and column of each token of a map, and 1: (1, rows, columns, 3)."""
         rows, cols = (torch.arange(n, dtype=torch.float64) for n in grid)
-        return torch.stack([rows[:, None].expand(grid), cols.expand(grid), torch.ones(grid, dtype=torch.float64)], -1)[
-            None
-        ]
+        ones = torch.ones(grid, dtype=torch.float64)
+        return torch.stack([rows[:, None].expand(grid), cols.expand(grid), ones], -1)[None]
 
     @staticmethod
-    def of(
-        grid: tuple[int, int], queries: Tensor, keys: Tensor, allowed: Tensor | None = None, side: int = 1
-    ) -> Places:
+    def of(grid: Grid, queries: Tensor, keys: Tensor, allowed: Tensor | None = None, side: int = 1) -> Places:
         """From coordinates with a third number: 1 for a place of the picture."""
         real = queries[..., 2] > 0
         pairs = real[:, :, None] & (keys[..., 2] > 0)[:, None]

@@ -16,7 +16,7 @@ from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, T
 from superformer.elastic.positions import Places, RelativePosition
 from superformer.kernels.attention import attention, split_heads
 from superformer.kernels.relative import relative_attention
-from superformer.space.costs import Cost, Count
+from superformer.space.costs import NOTHING, Cost, Count
 
 if TYPE_CHECKING:
     from superformer.families.network import Network
@@ -30,12 +30,10 @@ class Mlp(Layer):
     def __init__(self, embed: Axis, hidden: Axis):
         super().__init__()
         self.hidden = hidden
-        self.fc1 = Linear(embed, hidden)
-        self.fc2 = Linear(hidden, embed)
+        self.fc1, self.fc2 = Linear(embed, hidden), Linear(hidden, embed)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x, view)), view)
-        return out
+        return self.fc2(F.gelu(self.fc1(x, view)), view)
 
     def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
         return (Units((self.hidden,), self.hidden.size),)
@@ -49,6 +47,11 @@ def whole_heads(inner: Axis, heads: Sequence[int]) -> int:
     return inner.size // inner.unit if inner.unit > 1 else math.gcd(*heads)
 
 
+def in_heads(x: Tensor, parts: int, heads: int) -> Tensor:
+    """(batch, tokens, parts * heads * width) as (batch, tokens, parts, heads, width)."""
+    return x.unflatten(2, (parts, heads, -1))  # type: ignore[no-untyped-call, no-any-return]
+
+
 class Attention(Layer):
     """softmax(q k^T scale) v, then a projection back (ViTAS v1, eqs. 3, 4, 7 and 8): width, number of heads and input
     width are searched.
@@ -59,8 +62,7 @@ class Attention(Layer):
 
     ``scale``: ``"head"`` is (attention width / heads)^-1/2; ``"embed"`` is (input width // heads)^-1/2 and a number is
     itself, as the released ViTAS networks and supernets need it. ``relative``: the reach of AutoFormer's positions.
-    ``class_only``: the class token alone asks.
-    """
+    ``class_only``: the class token alone asks."""
 
     def __init__(
         self,
@@ -80,10 +82,9 @@ class Attention(Layer):
             self.qkv = Linear(embed, inner, parts=3, tag="qkv")
         else:
             own = [str(h) for h in heads]
-            self.qk = nn.ModuleDict(
-                {k: Linear(embed, inner, parts=2, tag="qk") for k in (["all"] if "qk" in shared else own)}
-            )
-            self.v = nn.ModuleDict({k: Linear(embed, inner) for k in (["all"] if shared == "v" else own)})
+            qk, v = (["all"] if "qk" in shared else own), (["all"] if shared == "v" else own)
+            self.qk = nn.ModuleDict({k: Linear(embed, inner, parts=2, tag="qk") for k in qk})
+            self.v = nn.ModuleDict({k: Linear(embed, inner) for k in v})
         self.relative = RelativePosition(relative, inner.size // max(heads)) if relative is not None else None
         self.proj = Linear(inner, embed)
 
@@ -102,12 +103,11 @@ class Attention(Layer):
     def forward(self, x: Tensor, view: View, visit: Visit, at: Pass) -> Tensor:
         heads = visit.values.int("heads")
         y = self.mixed(x, view, heads, self.factor(view[self.embed].width, view[self.inner].width, heads), at)
-        out: Tensor = self.proj(y, view)
-        return out
+        return self.proj(y, view)
 
     def mixed(self, x: Tensor, view: View, heads: int, scale: float, at: Pass) -> Tensor:
         """What the tokens get from each other, (batch, tokens, attention width), before the projection."""
-        packed = [layer(x, view).unflatten(2, (n, heads, -1)) for layer, n in self.parts(heads)]
+        packed = [in_heads(layer(x, view), n, heads) for layer, n in self.parts(heads)]
         if self.relative is not None:  # (batch, tokens, 3, heads, width)
             qkv = packed[0] if len(packed) == 1 else torch.cat(packed, 2)
             keys, values = self.relative(at.grid, at.native, qkv.dtype)
@@ -153,10 +153,7 @@ class Block(Cell):
     def __init__(self, embed: Axis, attn: Attention, mlp: Mlp, eps: float = 1e-6, layer_scale: float | None = None):
         super().__init__()
         self.embed = embed
-        self.norm1 = LayerNorm(embed, eps)
-        self.attn = attn
-        self.norm2 = LayerNorm(embed, eps)
-        self.mlp = mlp
+        self.norm1, self.attn, self.norm2, self.mlp = LayerNorm(embed, eps), attn, LayerNorm(embed, eps), mlp
         self.scale1 = Table(embed, fill=layer_scale) if layer_scale is not None else None
         self.scale2 = Table(embed, fill=layer_scale) if layer_scale is not None else None
 
@@ -189,9 +186,8 @@ class Block(Cell):
         return self.attn.places(net, stage, visit, at)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
-        cost = self.norm1.cost(widths) + self.norm2.cost(widths)
-        cost += self.attn.cost(widths, values["heads"], tokens, grid)
+        cost = self.attn.cost(widths, values["heads"], tokens, grid)
         cost += self.mlp.cost(widths, 1 if self.attn.class_only else tokens)
-        for scale in (self.scale1, self.scale2):
-            cost += scale.cost(widths) if scale is not None else Cost(0, 0)
+        for layer in (self.norm1, self.norm2, self.scale1, self.scale2):
+            cost += layer.cost(widths) if layer is not None else NOTHING
         return cost

@@ -6,8 +6,7 @@ hidden width of the MLPs and the number of windows. Network-wide: the input size
 counts the layers after the stage's first one, which changes the size of the map and the width, and which in a
 transformer stage is a convolution too.
 
-The released code departs from the paper; every difference is an option, the paper's reading being the default
-(`OPTIONS`).
+The released code departs from the paper; each difference is an option, by default the paper's reading (`OPTIONS`).
 
 **Batch norm.** In training, every sub-network is normalised by the statistics of its own pictures: ``net(x, [a, b])``
 gives each part of the batch what ``net(part, arch)`` would give it. A supernet keeps one set of running statistics,
@@ -72,13 +71,8 @@ def rules(space: Space) -> Iterable[str]:
             wanted = f"a letter for each of {len(space.stages)} stages: {' or '.join(letters)}"
             yield f"the option {name}={option(name)!r} must have {wanted}"
             return
-    words = {
-        "norm": ("token", "map"),
-        "scale": ("width", "tokens"),
-        "down": ("depthwise", "mbconv"),
-        "activation": ("after", "before"),
-    }
-    for name, known in words.items():
+    for name in ("norm", "scale", "down", "activation"):
+        known = (str(OPTIONS[name]), str(RELEASED[name]))
         if option(name) not in known:
             yield f"the option {name} is {' or '.join(known)}, not {option(name)!r}"
     for i, kind in enumerate(option("stages")):
@@ -115,12 +109,7 @@ class NasVit(Network):
     """A hybrid of convolutions and attention (see the module)."""
 
     schema = Schema(
-        "nasvit",
-        choices=frozenset({"stem", "head"}),
-        stage=_stage_choices,
-        block=frozenset(),
-        options=OPTIONS,
-        rules=rules,
+        "nasvit", frozenset({"stem", "head"}), _stage_choices, block=frozenset(), options=OPTIONS, rules=rules
     )
     feature_level = "stage"
     equal_blocks = True
@@ -148,9 +137,8 @@ class NasVit(Network):
         for i, stage in enumerate(space.stages):
             axes = self._axes(i, before)
             self.axes.append(axes)
-            self.stages.append(
-                StageModule([self._block(i, axes) for _ in range(stage.positions)], self._opening(i, before, axes))
-            )
+            blocks = [self._block(i, axes) for _ in range(stage.positions)]
+            self.stages.append(StageModule(blocks, self._opening(i, before, axes)))
             before = axes.width
         self.final_axis = Axis("final", tuple(FINAL * w for w in before.widths))
         self.final = MapConv(before, self.final_axis, 1)
@@ -167,11 +155,8 @@ class NasVit(Network):
         expand = space.widths("expand", i)
 
         def products(axis: Axis, name: str) -> Axis | None:
-            return (
-                None
-                if expand == (1,)
-                else Axis(name, tuple(sorted({divisible(w * t) for w in axis.widths for t in expand})))
-            )
+            found = {divisible(w * t) for w in axis.widths for t in expand}
+            return None if expand == (1,) else Axis(name, tuple(sorted(found)))
 
         def squeezed(axis: Axis) -> Axis | None:
             if self.option("squeeze_excite")[i] == "0":
@@ -185,16 +170,14 @@ class NasVit(Network):
     def _transformer_axes(self, i: int, width: Axis) -> TransformerAxes:
         space, dim = self.space, self.option("head_dim")
         sides = [self.map_sizes(size, self.option("strides"))[i] for size in space.widths("resolution")]
-        parts = [math.isqrt(n) for n in space.widths("windows", i)]
+        distances = {2 * (s // math.isqrt(n)) - 1 for s in sides for n in space.widths("windows", i)}
         return TransformerAxes(
             width,
             qk=Axis("qk", width.widths, dim),
             heads=Axis("heads", tuple(w // dim for w in width.widths)),
             v=Axis("v", tuple(4 * w for w in width.widths), 4 * dim),
             mlp=Axis("mlp", space.widths("mlp", i)),
-            distances=Axis(
-                "distances", tuple(sorted({2 * (s // p) - 1 for s in sides for p in parts})), kind="centred"
-            ),
+            distances=Axis("distances", tuple(sorted(distances)), kind="centred"),
             depth=Axis("depth", tuple(d for d in space.stages[i].depths if d) or (1,), kind="private"),
             count=Axis("count", tuple(sorted({s * s % 8 for s in sides})), kind="private"),
         )
@@ -207,11 +190,8 @@ class NasVit(Network):
         if axes.tokens is None:
             assert axes.kernel is not None
             return MBConvCell(MBConv(axes.width, axes.width, axes.mid, axes.se, axes.kernel, 1))
-        return TransformerCell(
-            axes.tokens,
-            i,
-            {name: self.option(name) for name in ("norm", "scale", "activation", "mlp_conv", "head_dim")},
-        )
+        names = ("norm", "scale", "activation", "mlp_conv", "head_dim")
+        return TransformerCell(axes.tokens, i, {name: self.option(name) for name in names})
 
     def new_head(self, num_classes: int) -> Linear | None:
         return Linear(self.head_axis, fixed("classes", num_classes)) if num_classes else None
@@ -230,11 +210,9 @@ class NasVit(Network):
                     out |= {mid: middle} if mid is not None else {}
                     out |= {se: divisible(middle // 4)} if se is not None else {}
             if axes.tokens is not None:
-                side = (
-                    np.rint(np.sqrt(own["windows"])).astype(int)
-                    if isinstance(own["windows"], np.ndarray)
-                    else math.isqrt(own["windows"])
-                )
+                windows = own["windows"]
+                many = isinstance(windows, np.ndarray)
+                side = np.rint(np.sqrt(windows)).astype(int) if many else math.isqrt(windows)
                 depth = own.get("depth") or axes.tokens.depth.widths[0]
                 out |= axes.tokens.bind(width, own["mlp"], self.option("head_dim"), sizes[i], side, depth)
             before = width
@@ -260,24 +238,18 @@ class NasVit(Network):
         return self.stem_norm.after(self.stem, x, at.view, swish=True)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        opening = self.stage(stage).enter
-        assert isinstance(opening, MBConv)
-        out: Tensor = opening(x, at.view)
-        return out
+        opening: MBConv = self.stage(stage).enter
+        return opening(x, at.view)
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.final_norm(self.final(x, at.view), at.view, swish=True)
-        return out
+        return self.final_norm(self.final(x, at.view), at.view, swish=True)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.mean((1, 2))
 
     def classify(self, x: Tensor, at: Pass) -> Tensor:
         mixed = F.silu(self.mix(self.pool(x), at.view))
-        out: Tensor = self.head(mixed, at.view) if self.head is not None else mixed
-        return out
-
-    # --- timm ---
+        return self.head(mixed, at.view) if self.head is not None else mixed
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         at = self.plan(self._arch(None), (self.space.img_size, self.space.img_size))
@@ -302,23 +274,16 @@ class NasVit(Network):
         return int(2 * math.prod(int(s) for s in self.option("strides")[: stage + 1]))
 
     def feature_stages(self, arch: Arch) -> Sequence[int]:
-        """The last stage of each of the strides 4, 8, 16 and 32 (of all strides, in a network that has none of
-        these)."""
+        """The last stage of each of the strides 4, 8, 16 and 32 (of all, in a network that has none of these)."""
         last = {self.reduction(arch, i): i for i in range(len(arch.stages))}
         return sorted(i for r, i in last.items() if r in (4, 8, 16, 32)) or sorted(last.values())
 
-    # --- cost ---
-
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
-        before, after = (
-            math.prod(self.cost_grid(i, values, size)) for i in (stage - 1, stage)
-        )  # stage -1: after the stem
-        opening = self.stage(stage).enter
-        assert isinstance(opening, MBConv)
+        # stage -1: after the stem
+        before, after = (math.prod(self.cost_grid(i, values, size)) for i in (stage - 1, stage))
+        opening: MBConv = self.stage(stage).enter
         cost = opening.cost(widths, before, after)
-        if stage == 0:
-            cost += self.stem.cost(widths, before) + self.stem_norm.cost(widths)
-        return cost
+        return cost if stage else cost + self.stem.cost(widths, before) + self.stem_norm.cost(widths)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(len(self.stages) - 1, values, size)

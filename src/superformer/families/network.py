@@ -7,8 +7,7 @@ A family is a subclass that builds its modules from a space and says what happen
 * the stand-alone network, ``net.extract(arch)``: the same class on the space of one point;
 * the cost (`costs`), and the mapping of weights (`superformer.families.weights`).
 
-The architecture is an argument of every call and never a state of the network.
-"""
+The architecture is an argument of every call and never a state of the network."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from superformer.elastic.layers import Cell, Elastic, Linear
 from superformer.elastic.positions import halved
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
-from superformer.families.timm_api import TimmApi
+from superformer.families.timm_api import Collected, TimmApi
 from superformer.kernels.lockstep import masked_is_better, run_together
 from superformer.kernels.slices import recycle
 from superformer.sharing import Sharing
@@ -51,15 +50,13 @@ Size = tuple[Count, Count]
 class StageModule(nn.Module):
     """A stage: what leads into it (nothing in the first stage of most families) and its blocks."""
 
-    def __init__(self, blocks: Sequence[Cell], enter: nn.Module | None = None):
+    def __init__(self, blocks: Sequence[Cell], enter: Any = None):
         super().__init__()
         self.enter = enter
         self.blocks = nn.ModuleList(blocks)
 
     def block(self, position: int) -> Cell:
-        found = self.blocks[position]
-        assert isinstance(found, Cell)
-        return found
+        return cast(Cell, self.blocks[position])
 
 
 class Network(TimmApi, nn.Module):
@@ -172,9 +169,7 @@ class Network(TimmApi, nn.Module):
         return self.schema.option(self.space.options, name)
 
     def stage(self, index: int) -> StageModule:
-        found = self.stages[index]
-        assert isinstance(found, StageModule)
-        return found
+        return cast(StageModule, self.stages[index])
 
     def cost_grid(self, stage: int, values: Numbers, size: Size) -> Size:
         """Rows and columns of a stage's tokens for pictures of this size."""
@@ -249,8 +244,7 @@ class Network(TimmApi, nn.Module):
 
         ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full
         width; the numbers are the same. Without it the faster one is taken, which depends on the device. ``side``: with
-        bilateral sharing, which channels.
-        """
+        bilateral sharing, which channels."""
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             given = tuple(x.shape)
             raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {given}")
@@ -287,9 +281,7 @@ class Network(TimmApi, nn.Module):
             return [(self.run(token, at), at) for token, at in zip(tokens, plans, strict=True)]
         return list(zip(run_together(tokens, plans, self), plans, strict=True))
 
-    def run(
-        self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, at: Pass, collect: Collected | None = None, until: int | None = None) -> Tensor:
         """The stages and the final norm. ``collect`` gets the stage and the tokens after each stage's entry and every
         block; stages after ``until`` are left out, and the norm with them."""
         for i, visits in enumerate(at.stages):

@@ -11,20 +11,20 @@ Batch norm: in training every sub-network is normalised by its own part of a mix
 statistics of a supernet are a mixture of its sub-networks', so an extracted network needs `superformer.recalibrate`
 before it is used.
 
-Maps are (batch, rows, columns, channels).
-"""
+Maps are (batch, rows, columns, channels)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import BatchNorm, MapConv
-from superformer.elastic.layers import Cell
+from superformer.elastic.layers import Cell, Layer
 from superformer.elastic.positions import halved
 from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.convolution import channels_last
@@ -32,7 +32,7 @@ from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema
 
 
-class ConvNorm(nn.Module):
+class ConvNorm(Layer):
     """A convolution without bias and its batch norm."""
 
     def __init__(self, inp: Axis, out: Axis, kernel: int, stride: int = 1):
@@ -50,9 +50,7 @@ class ConvNorm(nn.Module):
 class Bottleneck(Cell):
     """1x1, 3x3, 1x1; after another axis, ``inp``, the shortcut is a projection."""
 
-    def __init__(
-        self, width: Axis, mids: tuple[tuple[int, ...], tuple[int, ...]], inp: Axis | None = None, stride: int = 1
-    ):
+    def __init__(self, width: Axis, mids: Sequence[tuple[int, ...]], inp: Axis | None = None, stride: int = 1):
         super().__init__()
         self.mid1, self.mid2 = (Axis(f"mid{k}", widths) for k, widths in enumerate(mids, 1))
         self.conv1 = ConvNorm(inp or width, self.mid1, 1)
@@ -103,17 +101,14 @@ class ResNet(Pyramid):
         self.base = Axis("stem", space.widths("stem"))
         self.stem = ConvNorm(fixed("picture", self.in_chans), self.base, 7, 2)
         for i, (inp, stage) in enumerate(zip([self.base, *self.widths], space.stages, strict=False)):
-            entry = Bottleneck(
-                self.widths[i], (space.widths("entry1", i), space.widths("entry2", i)), inp, 2 if i else 1
-            )
+            entries = (space.widths("entry1", i), space.widths("entry2", i))
+            entry = Bottleneck(self.widths[i], entries, inp, 2 if i else 1)
             mids = [(space.widths("mid1", i, p), space.widths("mid2", i, p)) for p in range(stage.positions)]
             self.stages.append(StageModule([Bottleneck(self.widths[i], mid) for mid in mids], entry))
         self.head = self.new_head(self.num_classes)
 
     def entry(self, stage: int) -> Bottleneck:
-        found = self.stage(stage).enter
-        assert isinstance(found, Bottleneck)
-        return found
+        return cast(Bottleneck, self.stage(stage).enter)
 
     def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         widths = {self.base: choices["stem"], **super().bind(choices, stages)}
@@ -122,13 +117,10 @@ class ResNet(Pyramid):
         return widths
 
     def cells(self) -> list[Cell]:
-        return [
-            cell
-            for i, s in enumerate(self.space.stages)
-            for cell in (self.entry(i), *map(self.stage(i).block, range(s.positions)))
-        ]
-
-    # --- the pass ---
+        out: list[Cell] = []
+        for i, stage in enumerate(self.space.stages):
+            out += self.entry(i), *map(self.stage(i).block, range(stage.positions))
+        return out
 
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width), 2)
@@ -148,8 +140,6 @@ class ResNet(Pyramid):
 
     def pool(self, x: Tensor) -> Tensor:
         return x.mean((1, 2))
-
-    # --- cost ---
 
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         before, after = (math.prod(self.cost_grid(i, values, size)) for i in (max(stage - 1, 0), stage))

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Packed, Pass, Units, View, Visit, fixed
-from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table, width
+from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoice, Table, width
 from superformer.elastic.positions import Places, halved, join_windows, pad_to_windows, padded, relative_bias
-from superformer.elastic.transformer import Attention, Block, Mlp, whole_heads
+from superformer.elastic.transformer import Attention, Block, Mlp, in_heads, whole_heads
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.attention import attention, split_heads, split_windows
 from superformer.kernels.memory import remembered
@@ -36,9 +36,8 @@ PATCH = 4
 FAR = -100.0
 """Added to the logits of tokens that are neighbours in a moved window only: Swin's number, with which released weights
 were trained."""
-OPTIONS: dict[str, Any] = {
-    "eps": 1e-5  # of the layer norms
-}
+OPTIONS: dict[str, Any] = {"eps": 1e-5}  # of the layer norms
+BLOCK_CHOICES = frozenset({"window", "heads", "attn", "mlp"})
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class WindowAttention(Attention):
         heads, windows = visit.values.int("heads"), self.windows(visit, at)
         assert self.qkv is not None
         if windows.whole:
-            q, k, v = split_heads(self.qkv(x, view).unflatten(2, (3, heads, -1)))
+            q, k, v = split_heads(in_heads(self.qkv(x, view), 3, heads))
         else:
             q, k, v = split_windows(self.qkv(windows.cut(x), view), windows.side, 3, heads)
         # q, k, v: (batch * windows, heads, side * side, width)
@@ -130,8 +129,7 @@ class WindowAttention(Attention):
         if mask is not None:
             bias = bias + mask[:, None]
         y = attention(q, k, v, self.factor(view[self.embed].width, view[self.inner].width, heads), bias)
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2) if windows.whole else windows.join(y), view)
-        return out
+        return self.proj(y.transpose(1, 2).flatten(2) if windows.whole else windows.join(y), view)
 
     def alike(self, visit: Visit, at: Pass) -> Hashable:
         columns = at.view[self.columns].segments
@@ -160,9 +158,6 @@ class WindowBlock(Block):
 
     attn: WindowAttention
 
-    def __init__(self, embed: Axis, attn: WindowAttention, mlp: Mlp, eps: float):
-        super().__init__(embed, attn, mlp, eps)
-
     def bind(self, values: Numbers) -> dict[Axis, Count]:
         return {**super().bind(values), self.attn.columns: values["heads"]}
 
@@ -181,14 +176,13 @@ def rules(space: Space) -> Iterable[str]:
             if windows[0] < 1:
                 yield f"a window has one token or more in a row, not {windows[0]} (stage {i}, block {p})"
             if windows[-1] > side:
-                yield (
-                    f"a window of {windows[-1]} is larger than the map of stage {i}, {side} x {side} tokens at "
-                    f"{smallest} pixels, and so the same as a window of {side}: write {side} instead"
-                )
+                where = f"the map of stage {i}, {side} x {side} tokens at {smallest} pixels"
+                same = f"and so the same as a window of {side}: write {side} instead"
+                yield f"a window of {windows[-1]} is larger than {where}, {same}"
     yield from undivided_heads(space)
 
 
-class Stem(nn.Module):
+class Stem(Layer):
     """Patches as tokens, and their norm."""
 
     def __init__(self, pixels: Axis, out: Axis, eps: float):
@@ -196,9 +190,8 @@ class Stem(nn.Module):
         self.proj = Conv2d(pixels, out, PATCH, PATCH)
         self.norm = LayerNorm(out, eps)
 
-    def forward(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.norm(self.proj(x, at.view), at.view)
-        return out
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        return self.norm(self.proj(x, view), view)
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         return self.proj.cost(widths, tokens) + self.norm.cost(widths)
@@ -221,23 +214,21 @@ class FourLinear(Linear):
         self.dims = {"weight": (out, Packed(inp, 4))}
 
 
-class PatchMerging(nn.Module):
-    """Four neighbours become one token: their channels side by side, a layer norm, a matrix. Odd maps are padded with
-    zeros."""
+class PatchMerging(Layer):
+    """Four neighbours become one token: their channels side by side, a layer norm, a matrix; odd maps are padded."""
 
     def __init__(self, inp: Axis, out: Axis, eps: float):
         super().__init__()
         self.norm = FourNorm(inp, eps)
         self.reduction = FourLinear(inp, out)
 
-    def forward(self, x: Tensor, at: Pass, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, view: View, grid: tuple[int, int]) -> Tensor:
         x = x.view(x.shape[0], *grid, -1)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         batch, rows, cols, channels = x.shape
         four = x.view(batch, rows // 2, 2, cols // 2, 2, channels).permute(0, 1, 3, 4, 2, 5)  # first column first
-        out: Tensor = self.reduction(self.norm(four.reshape(batch, rows * cols // 4, 4 * channels), at.view), at.view)
-        return out
+        return self.reduction(self.norm(four.reshape(batch, rows * cols // 4, 4 * channels), view), view)
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         """``tokens``: after merging."""
@@ -248,19 +239,14 @@ class Swin(Pyramid):
     """A Swin transformer (see the module)."""
 
     schema = Schema(
-        "swin",
-        choices=frozenset(),
-        stage=frozenset({"width"}),
-        block=frozenset({"window", "heads", "attn", "mlp"}),
-        options=OPTIONS,
-        rules=rules,
+        "swin", choices=frozenset(), stage=frozenset({"width"}), block=BLOCK_CHOICES, options=OPTIONS, rules=rules
     )
     patch = PATCH
 
     def build(self) -> None:
-        space, self.eps = self.space, float(self.option("eps"))
+        self.eps = float(self.option("eps"))
         self.stem = Stem(fixed("pixels", self.in_chans), self.widths[0], self.eps)
-        for i, stage in enumerate(space.stages):
+        for i, stage in enumerate(self.space.stages):
             enter = PatchMerging(self.widths[i - 1], self.widths[i], self.eps) if i else None
             self.stages.append(StageModule([self._block(i, p) for p in range(stage.positions)], enter))
         self.norm = LayerNorm(self.widths[-1], self.eps)
@@ -283,32 +269,23 @@ class Swin(Pyramid):
         stages = tuple(StageArch(tuple(map(scaled, s.blocks)), s.choices, s.at) for s in arch.stages)
         return arch if size == arch.resolution else replace(arch, resolution=size, stages=stages)
 
-    # --- the pass ---
-
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.stem(x, at)
-        return out
+        return self.stem(x, at.view)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        merging = self.stage(stage).enter
-        if merging is None:
-            return x
-        out: Tensor = merging(x, at, self.stage_grid(stage - 1, at.grid))
-        return out
+        merging: PatchMerging | None = self.stage(stage).enter
+        return x if merging is None else merging(x, at.view, self.stage_grid(stage - 1, at.grid))
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.norm(x, at.view)
-        return out
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
-    # --- cost ---
-
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
-        merging = self.stage(stage).enter
-        return (merging if isinstance(merging, PatchMerging) else self.stem).cost(widths, rows * cols)
+        entry: PatchMerging | Stem = self.stage(stage).enter or self.stem
+        return entry.cost(widths, rows * cols)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from superformer.elastic.axis import Pass
     from superformer.space import Space
 
+Collected = list[tuple[int, Tensor]]
+"""Stages and their tokens, in the order of the pass."""
 OutIndices = int | list[int] | tuple[int, ...] | None
 
 
@@ -26,15 +28,13 @@ def _taken(levels: int, indices: OutIndices) -> list[int]:
     chosen = range(levels)[-indices:] if isinstance(indices, int) and 0 < indices <= levels else indices
     chosen = range(levels) if chosen is None else chosen
     if isinstance(chosen, int) or not chosen or not all(-levels <= i < levels for i in chosen):
-        raise SuperformerError(
-            f"features {indices} were asked for; this network has {levels} levels, 0 to {levels - 1}"
-        )
+        there = f"this network has {levels} levels, 0 to {levels - 1}"
+        raise SuperformerError(f"features {indices} were asked for; {there}")
     return [i % levels for i in chosen]
 
 
 class TimmApi(abc.ABC):
-    """The interface of timm's models. On a supernet every method takes an ``arch``; a stand-alone network needs
-    none."""
+    """The interface of timm's models. On a supernet methods take an ``arch``, which a stand-alone network needs not."""
 
     feature_level: ClassVar[str] = "block"
     """Where intermediate features are taken: after each ``block`` (of the first stage) or after each ``stage``."""
@@ -47,18 +47,14 @@ class TimmApi(abc.ABC):
     _own: Arch | None
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
-    if TYPE_CHECKING:
-
-        def _arch(self, arch: Arch | None) -> Arch: ...
-        def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass: ...
-        def shared(self, x: Tensor) -> Tensor: ...
-        def embed(self, x: Tensor, at: Pass) -> Tensor: ...
-        def run(
-            self, x: Tensor, at: Pass, collect: list[tuple[int, Tensor]] | None = None, until: int | None = None
-        ) -> Tensor: ...
-        def finish(self, x: Tensor, at: Pass) -> Tensor: ...
-        def pool(self, x: Tensor) -> Tensor: ...
-        def prefix_tokens(self, stage: int) -> int: ...
+    _arch: Callable[[Arch | None], Arch]
+    plan: Callable[..., Pass]
+    run: Callable[..., Tensor]
+    shared: Callable[[Tensor], Tensor]
+    embed: Callable[[Tensor, Pass], Tensor]
+    finish: Callable[[Tensor, Pass], Tensor]
+    pool: Callable[[Tensor], Tensor]
+    prefix_tokens: Callable[[int], int]
 
     @abc.abstractmethod
     def new_head(self, num_classes: int) -> Linear | None:
@@ -117,10 +113,7 @@ class TimmApi(abc.ABC):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The classifier of a stand-alone network."""
         x = self.pool(x)
-        if pre_logits or self.head is None:
-            return x
-        logits: Tensor = self.head(x, EMPTY)
-        return logits
+        return x if pre_logits or self.head is None else self.head(x, EMPTY)
 
     def forward_intermediates(
         self,
@@ -144,7 +137,7 @@ class TimmApi(abc.ABC):
         take = _taken(len(levels), indices)
         if norm and len({stage for _, stage in levels}) > 1:
             raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
-        collect: list[tuple[int, Tensor]] = []
+        collect: Collected = []
         until = levels[max(take)][1] if self.feature_level == "stage" else 0
         final = self.run(self.embed(self.shared(x), at), at, collect, until if stop_early else None)
         ends = dict(collect)  # the last of each stage

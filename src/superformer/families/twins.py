@@ -18,7 +18,7 @@ stage the same parts."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Branch, Cell, Conv2d, Layer, LayerNorm, Linear, PerChoice, width
 from superformer.elastic.positions import Places, join_windows, pad_to_windows, padded
-from superformer.elastic.transformer import Mlp, whole_heads
+from superformer.elastic.transformer import Mlp, in_heads, whole_heads
 from superformer.errors import SuperformerError
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.attention import attention, split_heads, split_windows
@@ -36,6 +36,7 @@ from superformer.space import Space
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures
 
+BLOCK_CHOICES, WEIGHTS = frozenset({"type", "heads", "attn", "mlp"}), {"type": ("block", "attention")}
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
     "ws": 7,  # side of the windows of local blocks
@@ -76,18 +77,15 @@ def rules(space: Space) -> Iterable[str]:
 
 
 class PatchConv(Conv2d):
-    """A convolution whose stride is its kernel, from map to map; rows and columns that do not fill a patch are left
-    out."""
+    """A convolution whose stride is its kernel, from map to map; what does not fill a patch is left out."""
 
     def __init__(self, inp: Axis, out: Axis, side: int):
         super().__init__(inp, out, side, side)
 
     def under_kernel(self, x: Tensor) -> Tensor:
         if x.shape[1] < self.side or x.shape[2] < self.side:
-            raise SuperformerError(
-                f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.side}; "
-                "use larger pictures"
-            )
+            what = f"a map of {x.shape[1]} x {x.shape[2]} tokens is too small for patches of {self.side}"
+            raise SuperformerError(f"{what}; use larger pictures")
         return patches(x, self.side).flatten(3)  # (batch, rows, columns, channels * side * side)
 
 
@@ -110,8 +108,7 @@ class LocalAttention(SpatialAttention):
     """Locally grouped: attention within windows of ``side`` x ``side`` tokens.
 
     Maps that do not divide into windows are padded with zero tokens below and to the right, which take part in the
-    attention: so does Twins-SVT.
-    """
+    attention: so does Twins-SVT."""
 
     def __init__(self, embed: Axis, inner: Axis, side: int):
         super().__init__(embed, inner)
@@ -123,8 +120,7 @@ class LocalAttention(SpatialAttention):
         # q, k, v: (batch * windows, heads, side * side, width)
         q, k, v = split_windows(self.qkv(pad_to_windows(x, self.side), view), self.side, 3, heads)
         y = join_windows(attention(q, k, v, self.scale(view, heads)), self.side, x.shape[1], x.shape[2])
-        out: Tensor = self.proj(y, view)
-        return out
+        return self.proj(y, view)
 
     def places(self, where: Tensor, grid: tuple[int, int]) -> Places:
         (own,) = split_windows(pad_to_windows(where, self.side), self.side, 1, 1)
@@ -153,11 +149,10 @@ class GlobalAttention(SpatialAttention):
         tokens = few = x.flatten(1, 2)  # (batch, tokens, channels)
         if self.sr is not None and self.norm is not None:
             few = self.norm(self.sr(x, view).flatten(1, 2), view)
-        (q,) = split_heads(self.q(tokens, view).unflatten(2, (1, heads, -1)))  # (batch, heads, tokens, width)
-        k, v = split_heads(self.kv(few, view).unflatten(2, (2, heads, -1)))
+        (q,) = split_heads(in_heads(self.q(tokens, view), 1, heads))  # (batch, heads, tokens, width)
+        k, v = split_heads(in_heads(self.kv(few, view), 2, heads))
         y = attention(q, k, v, self.scale(view, heads)).transpose(1, 2).flatten(2)
-        out: Tensor = self.proj(y, view).view(x.shape)
-        return out
+        return self.proj(y, view).view(x.shape)
 
     def places(self, where: Tensor, grid: tuple[int, int]) -> Places:
         keys = patches(where, self.ratio).mean((-1, -2)).flatten(1, 2)
@@ -171,9 +166,8 @@ class GlobalAttention(SpatialAttention):
         return cost + Cost(2 * tokens * few * width(self.inner, widths), 0)
 
 
-class Embedding(nn.Module):
-    """What leads into a stage: patches as tokens, their norm; and the stage's position encoding, which the first block
-    applies."""
+class Embedding(Layer):
+    """Into a stage: patches as tokens, their norm; and the stage's position encoding, which the first block applies."""
 
     def __init__(self, inp: Axis, out: Axis, side: int):
         super().__init__()
@@ -182,11 +176,10 @@ class Embedding(nn.Module):
         self.peg = MapConv(out, out, 3, bias=True, depthwise=True)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        out: Tensor = self.norm(self.proj(x, view), view)
-        return out
+        return self.norm(self.proj(x, view), view)
 
     def positions(self, x: Tensor, view: View) -> Tensor:
-        return x + self.peg(x, view)  # type: ignore[no-any-return]
+        return x + self.peg(x, view)
 
     def cost(self, widths: Widths, tokens: Count) -> Cost:
         return self.proj.cost(widths, tokens) + self.norm.cost(widths) + self.peg.cost(widths, tokens)
@@ -214,9 +207,7 @@ class TwinsBlock(Cell):
         return {self.inner: values["attn"], self.hidden: values["mlp"]}
 
     def operation(self, values: Mapping[str, object]) -> Operation:
-        found = self.op[self.op.key(values)]
-        assert isinstance(found, Operation)
-        return found
+        return cast(Operation, self.op[self.op.key(values)])
 
     def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
         return self.transform(self.attend(x, visit, at), visit, at)
@@ -252,24 +243,15 @@ class TwinsBlock(Cell):
 class Twins(Pyramid):
     """A network of local and global blocks (see the module)."""
 
-    schema = Schema(
-        "twins",
-        choices=frozenset(),
-        stage=frozenset({"width"}),
-        block=frozenset({"type", "heads", "attn", "mlp"}),
-        options=OPTIONS,
-        weights={"type": ("block", "attention")},
-        rules=rules,
-    )
+    schema = Schema("twins", frozenset(), frozenset({"width"}), BLOCK_CHOICES, OPTIONS, WEIGHTS, rules)
 
     @property
     def patch(self) -> int:
         return int(self.option("patch"))
 
     def build(self) -> None:
-        space = self.space
         before = fixed("pixels", self.in_chans)
-        for i, stage in enumerate(space.stages):
+        for i, stage in enumerate(self.space.stages):
             entry = Embedding(before, self.widths[i], 2 if i else self.patch)
             self.stages.append(StageModule([self._block(i, p, entry) for p in range(stage.positions)], entry))
             before = self.widths[i]
@@ -278,9 +260,8 @@ class Twins(Pyramid):
 
     def _block(self, stage: int, position: int, entry: Embedding) -> TwinsBlock:
         space, embed = self.space, self.widths[stage]
-        inner, hidden = (
-            Axis(n, space.widths(n, stage, position), space.unit(n, stage, position)) for n in ("attn", "mlp")
-        )
+        at = (stage, position)
+        inner, hidden = (Axis(name, space.widths(name, *at), space.unit(name, *at)) for name in ("attn", "mlp"))
         operations: dict[Any, Operation] = {}
         for name in types(space, stage, position):
             attn: LocalAttention | GlobalAttention
@@ -295,29 +276,19 @@ class Twins(Pyramid):
                 operations[name] = Operation(LayerNorm(embed, EPS), attn, LayerNorm(embed, EPS), Mlp(embed, hidden))
         return TwinsBlock(operations, stage, entry)
 
-    def entry(self, stage: int) -> Embedding:
-        found = self.stage(stage).enter
-        assert isinstance(found, Embedding)
-        return found
-
-    # --- the pass ---
-
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         return x.permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        entry = self.entry(stage)
+        entry: Embedding = self.stage(stage).enter
         x = entry(x, at.view)
         return x if at.stages[stage] else entry.positions(x, at.view)
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.norm(x.flatten(1, -2), at.view)
-        return out
+        return self.norm(x.flatten(1, -2), at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x.mean(1)
-
-    # --- timm ---
 
     def stage_grid(self, stage: int, grid: Size) -> Size:
         """A patch embedding leaves out what is less than a patch."""
@@ -327,11 +298,10 @@ class Twins(Pyramid):
         """The position encodings, as in Twins-SVT."""
         return {name for name, _ in self.named_parameters() if ".peg." in name}
 
-    # --- cost ---
-
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)
-        return self.entry(stage).cost(widths, rows * cols)
+        entry: Embedding = self.stage(stage).enter
+        return entry.cost(widths, rows * cols)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         return self.norm.cost(widths) + self.head_cost(widths)

@@ -7,7 +7,7 @@ mean pooling; CaiT's class attention, as a second stage, with LayerScale (v1, ap
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Tab
 from superformer.elastic.positions import resized
 from superformer.elastic.transformer import SHARED, Attention, Block, Mlp
 from superformer.families.network import Network, Numbers, Size, StageModule, Widths
-from superformer.space import Space
-from superformer.space.arch import Arch
+from superformer.space import Arch, Space
 from superformer.space.costs import NOTHING, Cost, Count
 from superformer.space.schema import (
     Schema,
@@ -30,6 +29,8 @@ from superformer.space.schema import (
     undivided_pictures,
 )
 
+CHOICES, BLOCK_CHOICES = frozenset({"patch_size", "width"}), frozenset({"heads", "attn", "mlp"})
+WEIGHTS = {"shared": SHARED, "cls_token": ("private", "shared")}
 OPTIONS: dict[str, Any] = {
     "rel_pos": None,  # reach of AutoFormer's relative positions
     "pool": "cls",  # "cls": the class token; "mean": the mean of the patches
@@ -89,13 +90,7 @@ class Vit(Network):
     """A vision transformer (see the module)."""
 
     schema = Schema(
-        "vit",
-        choices=frozenset({"patch_size", "width"}),
-        stage=frozenset(),
-        block=frozenset({"heads", "attn", "mlp"}),
-        options=OPTIONS,
-        weights={"shared": SHARED, "cls_token": ("private", "shared")},
-        rules=rules,
+        "vit", choices=CHOICES, stage=frozenset(), block=BLOCK_CHOICES, options=OPTIONS, weights=WEIGHTS, rules=rules
     )
     maskable = True
 
@@ -107,26 +102,20 @@ class Vit(Network):
         self.width = width = Axis("width", space.widths("width"))
         late = bool(self.option("class_attention"))
         resolution = space.widths("resolution")[-1]
-        common = Table(1, width)
-        stems = {}
+        pixels, common, stems = fixed("pixels", self.in_chans), Table(1, width), {}
         for patch in space.widths("patch_size"):
             token = common if space.weights.get("cls_token") == "shared" else Table(1, width)
-            stems[patch] = Stem(
-                fixed("pixels", self.in_chans), width, patch, (resolution // patch) ** 2 + (not late), token
-            )
+            stems[patch] = Stem(pixels, width, patch, (resolution // patch) ** 2 + (not late), token)
         self.stems = PerChoice("patch_size", stems)
         for i, stage in enumerate(space.stages):
-            blocks = [self._block(i, p, late and i == 1) for p in range(stage.positions)]
-            self.stages.append(StageModule(blocks))
+            self.stages.append(StageModule([self._block(i, p, late and i == 1) for p in range(stage.positions)]))
         self.norm = LayerNorm(width, self.option("final_eps"))
         self.head = self.new_head(self.num_classes)
 
     def _block(self, stage: int, position: int, class_only: bool) -> Block:
-        space = self.space
+        space, shared = self.space, str(self.space.weights.get("shared", "qkv"))
         inner = Axis("attn", space.widths("attn", stage, position), space.unit("attn", stage, position))
-        hidden = Axis("mlp", space.widths("mlp", stage, position))
-        heads = space.widths("heads", stage, position)
-        shared = str(space.weights.get("shared", "qkv"))
+        hidden, heads = Axis("mlp", space.widths("mlp", stage, position)), space.widths("heads", stage, position)
         attn = Attention(self.width, inner, heads, shared, self.option("scale"), self.option("rel_pos"), class_only)
         return Block(self.width, attn, Mlp(self.width, hidden), self.option("eps"), self.option("layer_scale"))
 
@@ -135,8 +124,6 @@ class Vit(Network):
 
     def bind(self, choices: Numbers, stages: Sequence[Numbers]) -> dict[Axis, Count]:
         return {self.width: choices["width"]}
-
-    # --- the pass ---
 
     def tokens_axis(self, stage: int) -> Axis:
         return self.width
@@ -152,24 +139,19 @@ class Vit(Network):
         tokens, prefix = stem.proj(x, at.view), 0 if self.option("class_attention") else 1
         if prefix:
             tokens = stem.with_class(tokens, at.view)
-        return tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix)  # type: ignore[no-any-return]
+        return tokens + resized(stem.pos_embed(at.view), at.native, at.grid, prefix)
 
     def _stem(self, at: Pass) -> Stem:
-        found = self.stems[self.stems.key(at.arch.choices)]
-        assert isinstance(found, Stem)
-        return found
+        return cast(Stem, self.stems[self.stems.key(at.arch.choices)])
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         return self._stem(at).with_class(x, at.view) if stage else x
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.norm(x, at.view)
-        return out
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0] if self.option("pool") == "cls" else x[:, 1:].mean(1)
-
-    # --- timm ---
 
     def stage_grid(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
         return grid
@@ -183,17 +165,14 @@ class Vit(Network):
     def reduction(self, arch: Arch, stage: int) -> int:
         return arch.choices.int("patch_size")
 
-    # --- cost ---
-
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         if stage > 0:
             return NOTHING
         rows, cols = self.grid(values, *size)
         total = NOTHING
         for patch in self.space.widths("patch_size"):
-            stem = self.stems[str(patch)]
-            assert isinstance(stem, Stem)
-            total += stem.cost(widths, rows * cols).times(np.equal(values["patch_size"], patch).astype(np.int64))
+            own = cast(Stem, self.stems[str(patch)]).cost(widths, rows * cols)
+            total += own.times(np.equal(values["patch_size"], patch).astype(np.int64))
         return total
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:

@@ -1,5 +1,4 @@
-"""ViT-Res and the ViT-ResNAS spaces: a multi-stage vision transformer with residual spatial reduction (Liao, Karaman,
-Sze).
+"""ViT-Res and the ViT-ResNAS spaces (Liao, Karaman, Sze): a multi-stage transformer with residual spatial reduction.
 
 A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction
 (section 2.2, figure 3) halves the grid and widens the tokens. For each stage its width; for each block the number of
@@ -10,21 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superformer.elastic.axis import Axis, Pass, fixed
+from superformer.elastic.axis import Axis, Pass, View, fixed
 from superformer.elastic.conv import BatchNorm2d
-from superformer.elastic.layers import Conv2d, LayerNorm, Linear, Table
+from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, Table
 from superformer.elastic.positions import halved, resized
 from superformer.elastic.transformer import Attention, Block, Mlp
 from superformer.errors import SuperformerError
 from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.convolution import channels_last, channels_last_back
-from superformer.sharing import Sharing
 from superformer.space import Space
 from superformer.space.costs import NOTHING, Cost, Count
 from superformer.space.schema import Schema, many_resolutions, undivided_heads, undivided_pictures
@@ -32,6 +30,7 @@ from superformer.space.schema import Schema, many_resolutions, undivided_heads, 
 PATCH = 14
 """Pixels of a patch in a row: 2 (the stem's stride) times 7."""
 
+BLOCK_CHOICES = frozenset({"heads", "attn", "mlp"})
 OPTIONS: dict[str, Any] = {
     "stem": 24,  # channels of the stem's convolutions
     "eps": 1e-6,  # of the layer norms
@@ -75,7 +74,7 @@ class ConvStem(nn.Module):
         return Cost(positions * weights, weights + 6 * channels)
 
 
-class SpatialReduction(nn.Module):
+class SpatialReduction(Layer):
     """Residual spatial reduction (section 2.2, figure 3).
 
     Residual branch: one layer norm, then a 3x3 convolution of stride 2 with new positions for the patches and a matrix
@@ -91,9 +90,8 @@ class SpatialReduction(nn.Module):
         self.token = Linear(inp, out)
         self.pos_embed = Table(positions, out)
 
-    def forward(self, x: Tensor, at: Pass, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
-        view, (rows, cols) = at.view, grid
-        normed = self.norm(x, view)
+    def forward(self, x: Tensor, view: View, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
+        (rows, cols), normed = grid, self.norm(x, view)
         picture = normed[:, 1:].transpose(1, 2).reshape(x.shape[0], -1, rows, cols)  # (batch, channels, rows, columns)
         patches = self.reduce(picture, view)  # (batch, rows * columns / 4, channels)
         patches = patches + resized(self.pos_embed(view), halved(native), halved(grid), 0)
@@ -113,29 +111,16 @@ class VitRes(Pyramid):
     """A multi-stage vision transformer (see the module)."""
 
     schema = Schema(
-        "vit_res",
-        choices=frozenset(),
-        stage=frozenset({"width"}),
-        block=frozenset({"heads", "attn", "mlp"}),
-        options=OPTIONS,
-        rules=rules,
+        "vit_res", choices=frozenset(), stage=frozenset({"width"}), block=BLOCK_CHOICES, options=OPTIONS, rules=rules
     )
     patch = PATCH
     maskable = True
-    patch_head_possible = True
     training_only = ("patch_head.",)
     patch_head_possible = True
 
-    def __init__(
-        self,
-        space: Space,
-        num_classes: int = 1000,
-        sharing: Sharing | str = "ordinal",
-        in_chans: int = 3,
-        patch_head: bool = False,
-    ):
+    def __init__(self, space: Space, num_classes: int = 1000, *settings: Any, patch_head: bool = False, **more: Any):
         self.with_patch_head = patch_head
-        super().__init__(space, num_classes, sharing, in_chans)
+        super().__init__(space, num_classes, *settings, **more)
 
     def build(self) -> None:
         space, eps = self.space, self.option("eps")
@@ -145,12 +130,10 @@ class VitRes(Pyramid):
         self.cls_token = Table(1, self.widths[0])
         self.pos_embed = Table(side * side + 1, self.widths[0])
         for i, stage in enumerate(space.stages):
-            enter = None
+            enter, residual = None, bool(self.option("residual"))
             if i:
                 side = (side + 1) // 2
-                enter = SpatialReduction(
-                    self.widths[i - 1], self.widths[i], side * side, eps, bool(self.option("residual"))
-                )
+                enter = SpatialReduction(self.widths[i - 1], self.widths[i], side * side, eps, residual)
             self.stages.append(StageModule([self._block(i, p) for p in range(stage.positions)], enter))
         self.norm = LayerNorm(self.widths[-1], eps)
         self.head = self.new_head(self.num_classes)
@@ -162,11 +145,8 @@ class VitRes(Pyramid):
         attn = Attention(width, inner, space.widths("heads", stage, position))
         return Block(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.option("eps"))
 
-    # --- the pass ---
-
     def shared(self, x: Tensor) -> Tensor:
-        out: Tensor = self.stem(x)
-        return out
+        return cast(Tensor, self.stem(x))
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         tokens = self.proj(x, at.view)
@@ -174,15 +154,13 @@ class VitRes(Pyramid):
         return tokens + resized(self.pos_embed(at.view), at.native, at.grid, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
-        reduction = self.stage(stage).enter
-        if not isinstance(reduction, SpatialReduction):
+        reduction: SpatialReduction | None = self.stage(stage).enter
+        if reduction is None:
             return x
-        out: Tensor = reduction(x, at, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))
-        return out
+        return reduction(x, at.view, self.stage_grid(stage - 1, at.grid), self.stage_grid(stage - 1, at.native))
 
     def finish(self, x: Tensor, at: Pass) -> Tensor:
-        out: Tensor = self.norm(x, at.view)
-        return out
+        return self.norm(x, at.view)
 
     def pool(self, x: Tensor) -> Tensor:
         return x[:, 0]
@@ -196,12 +174,8 @@ class VitRes(Pyramid):
             raise SuperformerError("this network has no patch head; build it with patch_head=True")
         return logits, self.patch_head(x[:, 1:], at.view)
 
-    # --- timm ---
-
     def prefix_tokens(self, stage: int) -> int:
         return 1
-
-    # --- cost ---
 
     def enter_cost(self, stage: int, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(stage, values, size)

@@ -1,9 +1,8 @@
-"""The mapping of weights between a supernet and the stand-alone network of one of its architectures, in both
-directions."""
+"""The mapping of weights between a supernet and the stand-alone network of one of its architectures, both ways."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,8 +41,7 @@ dimension."""
 
 def pieces(net: Network, arch: Arch, side: str = "left") -> Mapped:
     """Where each tensor of an architecture's stand-alone network lies in a supernet."""
-    view = net.view(arch, side)
-    positions = net.positions(arch)
+    view, positions = net.view(arch, side), net.positions(arch)
     out: Mapped = {}
     for name, child in net.named_children():
         if child is not net.stages:
@@ -65,7 +63,7 @@ def _module(module: nn.Module, prefix: str, view: View, values: Values) -> Mappe
     if isinstance(module, PerChoice):
         key = module.key(values)
         return _module(module[key], f"{prefix}{key}.", view, values)
-    for name, tensor in _own_tensors(module):
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         index = module.index(name, view) if isinstance(module, Elastic) else (None,) * tensor.ndim
         out[prefix + name] = [Piece(tensor, index)]
     unused = module.unused(view) if isinstance(module, Optional) else ()
@@ -88,30 +86,22 @@ def _attention(attn: Attention, prefix: str, view: View, values: Values) -> Mapp
     return out
 
 
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(recurse=False)
-    yield from module.named_buffers(recurse=False)
-
-
 def extract(net: N, arch: Arch, side: str = "left", **settings: Any) -> N:
     """A network of the space of one point, with a copy of the selected weights."""
     net.sharing.check_side(side)
     mapped = pieces(net, arch, side)
     with torch.device("meta"):
         out = type(net)(point(arch.canonical()), net.num_classes, in_chans=net.in_chans, **settings)
-    state = {name: _read(mapped[name]) for name in out.state_dict()}
-    out.load_state_dict(state, assign=True)
+    out.load_state_dict({name: _read(mapped[name]) for name in out.state_dict()}, assign=True)
     for p in out.parameters():
         p.requires_grad_(True)
     return out.train(net.training)
 
 
 def _read(parts: list[Piece]) -> Tensor:
-    return (
-        torch.cat([p.read() for p in parts])
-        if len(parts) > 1
-        else parts[0].read().clone(memory_format=torch.contiguous_format)
-    )
+    if len(parts) > 1:
+        return torch.cat([p.read() for p in parts])
+    return parts[0].read().clone(memory_format=torch.contiguous_format)
 
 
 def absorb(net: Network, arch: Arch, state: Mapping[str, Tensor], side: str = "left") -> None:
@@ -120,9 +110,8 @@ def absorb(net: Network, arch: Arch, state: Mapping[str, Tensor], side: str = "l
     unknown = sorted(set(state) - set(mapped))
     missing = sorted(set(mapped) - set(state) - {k for k in mapped if k.startswith(net.training_only)})
     if unknown or missing:
-        raise SuperformerError(
-            f"these weights are not those of {arch.key}: unknown {unknown[:3]}, missing {missing[:3]}"
-        )
+        what = f"unknown {unknown[:3]}, missing {missing[:3]}"
+        raise SuperformerError(f"these weights are not those of {arch.key}: {what}")
     for name, tensor in state.items():
         sizes = [p.read().shape for p in mapped[name]]
         expected = (sum(s[0] for s in sizes), *sizes[0][1:]) if tensor.ndim else ()
