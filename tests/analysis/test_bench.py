@@ -23,10 +23,10 @@ from superformer.analysis import bench as module
 from superformer.analysis.bench import FRONT_NETWORKS, bench, network_sources, summary
 from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
-from superformer.evaluation.trained_run import Opened
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.runs.folder import Run
 from superformer.runs.storage import save_network
-from superformer.search.run import search
+from superformer.search import search
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.spaces import arch as published
@@ -77,7 +77,7 @@ def test_the_front_of_a_run(searched: Path) -> None:
 
 def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path) -> None:
     best = Run(searched).arch("best")
-    save_network(Opened.of(Run(searched)).network(best), searched / "model")
+    save_network(TrainedRun.of(Run(searched)).network(best), searched / "model")
     found = bench(str(searched), ["eager"], batches=[1], seconds=0.01)
     names = [row["name"] for row in found["rows"]]
     assert (names[0], found["rows"][0]["key"]) == ("model", best.key)

@@ -25,7 +25,7 @@ from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.recipes import names, resolve, space_of
 from superformer.search import front as measured
-from superformer.search.run import search
+from superformer.search import search
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.spaces import model

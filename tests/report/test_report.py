@@ -27,8 +27,8 @@ from superformer.report import page, write
 from superformer.report.inputs import MOST, Points, compact, read
 from superformer.report.reproduction import rebuilt
 from superformer.runs.folder import RunError
+from superformer.search import search
 from superformer.search.history import Record
-from superformer.search.run import search
 from superformer.search.space_evolution import evolve_space
 from superformer.settings import amount
 

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.evaluator import TOGETHER
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TOGETHER, TrainedRun
 from superformer.progress import each
 from superformer.recipes import Recipe, merged
 from superformer.recipes.retrain import WEIGHTS, Weights, single_network

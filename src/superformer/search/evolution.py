@@ -40,10 +40,8 @@ from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
 from superformer.recipes import search as recipe
-from superformer.search import pareto
 from superformer.search.methods import Proposer
-from superformer.search.pareto import Floats, Ints
-from superformer.search.problem import Problem, alive, canonical
+from superformer.search.problem import Floats, Ints, Problem, alive, canonical, ordered, reach
 from superformer.space import Genes, Space
 from superformer.space.genes import cross, mutate
 
@@ -119,7 +117,7 @@ class Nsga2(Proposer):
     def matters(self, rows: Floats) -> Floats:
         """A row that as many others dominate as survive is on a later front than all of them."""
         known = self.asked.scores[self._pool()]
-        return pareto.reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
+        return reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
 
     def _pool(self) -> Ints:
         """The population, and the rows told since."""
@@ -128,9 +126,7 @@ class Nsga2(Proposer):
     def _survive(self) -> None:
         """The best of the pool stay."""
         pool, own = self._pool(), self.settings
-        order, self._rank, self._distance = pareto.ordered(
-            self.asked.scores[pool], self.problem.maximise, own.population
-        )
+        order, self._rank, self._distance = ordered(self.asked.scores[pool], self.problem.maximise, own.population)
         self.population, self._told = pool[order], len(self.asked)
 
     def _children(self, n: int, rng: np.random.Generator) -> Genes:

@@ -17,9 +17,8 @@ import numpy as np
 from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator, Score
 from superformer.progress import Tell
-from superformer.search import pareto
 from superformer.search.history import Evaluation, History, Record
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats, front
 from superformer.search.scores import FINALISTS, JUDGED, agreed, ranked
 from superformer.search.task import Task
 from superformer.space.arch import Arch
@@ -46,14 +45,14 @@ Row = dict[str, Any]
 def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tell) -> Row:
     """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
     it, which is among the rows even if another one is more accurate on the fewer pictures."""
-    known, inside, front = select(task, history)
-    rows = {k: known.row(k) for k in front}
+    known, inside, on_front = select(task, history)
+    rows = {k: known.row(k) for k in on_front}
     finalists = [] if varied is None else rejudge(known, inside, varied, history, tell)
     candidates = {k: rows.get(k) or known.row(k) for k in [*finalists, *rows]}
     best = best_measured(task, list(candidates.values()), list(rows.values()), tell)
     rows |= {k: row for k, row in candidates.items() if row is best}
     shown = [rows[k] for k in known.sort(rows)]
-    tell(f"{len(known.archs)} architectures known, {len(front)} on the front")
+    tell(f"{len(known.archs)} architectures known, {len(on_front)} on the front")
     for row in [row for k, row in enumerate(shown) if k < TOLD or row is best]:
         costs = "  ".join(f"{say_cost(name, row[name])} {name}{_say_measured(row, name)}" for name in known.costs)
         tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}" + "  <- best" * (row is best))
@@ -92,8 +91,8 @@ def select(task: Task, history: History) -> tuple[Known, list[int], list[int]]:
     known = Known(records, archs, ranked([_score(r.values) for r in records]), problem.costs(genes))
     columns = [known.rank if o.name == "accuracy" else known.costs[o.name] for o in problem.objectives]
     inside = np.flatnonzero(problem.feasible(genes))
-    front = inside[pareto.front(np.stack(columns, 1)[inside], problem.maximise)]
-    return known, known.sort(inside), known.sort(front)
+    best = inside[front(np.stack(columns, 1)[inside], problem.maximise)]
+    return known, known.sort(inside), known.sort(best)
 
 
 def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell) -> list[int]:
@@ -135,17 +134,17 @@ def serialise(task: Task, known: Known, rows: Sequence[Row], best: Row | None) -
 # --- measuring for real ---
 
 
-def best_measured(task: Task, rows: list[Row], front: list[Row], tell: Tell) -> Row | None:
+def best_measured(task: Task, rows: list[Row], on_front: list[Row], tell: Tell) -> Row | None:
     """The first of the rows. Where latency or throughput is limited, the first that meets the limits when it is
     measured, twice: of many that lie near a limit, some meet it once by luck. If none does, the nearest."""
     if not rows or not _tables(task):
         return rows[0] if rows else None
     best = _first_within(task, rows, tell)
-    left = [row for row in front[:MEASURED] if not any(key in row for key in KEYS.values())]
+    left = [row for row in on_front[:MEASURED] if not any(key in row for key in KEYS.values())]
     if left:
         tell(f"measuring {len(left)} more networks of the front")
         measure(task, left)
-    for line in drift(list({row["key"]: row for row in (*rows, *front)}.values())):
+    for line in drift(list({row["key"]: row for row in (*rows, *on_front)}.values())):
         tell(line)
     return best
 

@@ -13,9 +13,7 @@ import numpy as np
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes import search as recipe
 from superformer.recipes.search import METHODS, method_settings
-from superformer.search import pareto
-from superformer.search.pareto import Floats, Ints
-from superformer.search.problem import Flags, Problem, canonical
+from superformer.search.problem import Flags, Floats, Ints, Problem, canonical, front, minimised
 from superformer.settings import SettingsBase
 from superformer.space import Genes, Space
 from superformer.space.genes import clear
@@ -103,7 +101,7 @@ class AskedRows:
     def best(self, n: int) -> Ints:
         """The rows that are best in the first objective; of equals the first."""
         rows = self.valid
-        turned = pareto.minimised(self.scores[rows], self.problem.maximise)[:, 0]
+        turned = minimised(self.scores[rows], self.problem.maximise)[:, 0]
         return rows[np.argsort(turned, kind="stable")[:n]]
 
 
@@ -149,7 +147,7 @@ class Proposer(ABC):
             "told": told,
             "failed": told - len(valid),
             "best": float(asked.scores[top[0], 0]) if len(top) else None,
-            "front": len(pareto.front(asked.scores, self.problem.maximise)),
+            "front": len(front(asked.scores, self.problem.maximise)),
         }
 
     @property

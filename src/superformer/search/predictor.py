@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.recipes import search as recipe
-from superformer.search import pareto
 from superformer.search.evolution import pairs
 from superformer.search.methods import Proposer
-from superformer.search.pareto import Floats
-from superformer.search.problem import Problem, alive
+from superformer.search.problem import Floats, Problem, alive, best
 from superformer.space import Genes, Space
 from superformer.space.genes import Columns, cross, mutate
 
@@ -51,7 +49,7 @@ class Predictor(Proposer):
         self.candidates = len(rows)
         new = np.arange(len(rows)) >= len(self.asked)
         rows, scores = rows[new], scores[new]
-        return rows[pareto.best(scores, self.problem.maximise, self.settings.front)]
+        return rows[best(scores, self.problem.maximise, self.settings.front)]
 
     def _learn(self, rng: np.random.Generator) -> None:
         """Half of the rows train the forest, the other half validate it (algorithm 2, line 3)."""
@@ -67,7 +65,7 @@ class Predictor(Proposer):
         assert forest is not None
         rows, scores = self.asked.genes, forest.scores(self.asked.genes)
         for _ in range(own.rounds):
-            parents = rows[pareto.best(scores, self.problem.maximise, own.parents)]
+            parents = rows[best(scores, self.problem.maximise, own.parents)]
             children = self._children(parents, rows[len(self.asked) :], rng)
             if not len(children):
                 break

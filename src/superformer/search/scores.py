@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from superformer.cost import cost
-from superformer.evaluation.evaluator import Evaluator, Race, Score, sides_of
+from superformer.evaluation.evaluator import Evaluator, Race, Score, TrainedRun, sides_of
 from superformer.evaluation.prefix_tree import prefix_order
-from superformer.evaluation.trained_run import TrainedRun
 from superformer.recipes.search import Options
 from superformer.runs.processes import World
-from superformer.search import pareto
 from superformer.search.history import Evaluation, History
 from superformer.search.methods import Method, Proposer
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats, reach
 from superformer.space import Genes
 from superformer.space.arch import Arch
 
@@ -166,7 +164,7 @@ def race(options: Options, method: Method, genes: Genes) -> Race | None:
     asked, problem = method.asked, method.problem
     costs = problem.costs(genes)
     columns = np.stack([costs[o.name] if o.name in costs else np.zeros(len(genes)) for o in problem.objectives], 1)
-    front = pareto.reach(asked.scores[asked.valid], columns, problem.maximise, 1)
+    front = reach(asked.scores[asked.valid], columns, problem.maximise, 1)
     final = asked.best(FINALISTS)
     last = asked.scores[final[-1], 0] if len(final) == FINALISTS else -np.inf
     return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), options.margin)

@@ -34,13 +34,13 @@ from rich.console import Console
 
 from superformer import files
 from superformer.errors import SpaceError, SuperformerError, nearest
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.recipes.search import SpaceEvolution
 from superformer.runs.folder import Run, note_command
 from superformer.runs.processes import World
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats
 from superformer.search.scores import Scorer, history_of
 from superformer.space import Choice, Ratio, Space
 from superformer.space.stage import Spec, Stage
