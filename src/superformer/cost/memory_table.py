@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from superformer.space.arch import StageArch
 from superformer.space.costs import skeleton
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 Values = Mapping[str, NDArray[Any]]
 Key = tuple[Any, ...]
 
@@ -57,26 +58,16 @@ class MemoryTable:
     followed: int = 0
 
     @staticmethod
-    def build(
-        space: Space,
-        num_classes: int = 1000,
-        img_size: Size | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[float], None] | None = None,
-    ) -> MemoryTable:
+    def build(space: Space, num_classes: int = 1000, img_size: Size | None = None, *, seed: int = 0) -> MemoryTable:
         """Follow networks of the space, drawn with ``seed``, until predictions are right ``CHECKED`` times in a row."""
         table, right = MemoryTable(space, num_classes, img_size), 0
-        progress = progress or (lambda done: None)
         genes = space.sample_genes(4 * FIRST, np.random.default_rng(seed))
         for k in range(FIRST):
             table._follow(genes[k : k + 1], SHORT)
-            progress((k + 1) / (FIRST + CHECKED))
         for k in range(FIRST, len(genes)):
             row = genes[k : k + 1]
             predicted, real = table._predict(row)[0], table._follow(row)
             right = right if np.isnan(predicted) else right + 1 if predicted == real else 0
-            progress((FIRST + right) / (FIRST + CHECKED))
             if right == CHECKED:
                 break
         return table
@@ -199,12 +190,12 @@ class _Part:
         return (), {}
 
 
-def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, NDArray[np.int64]]:
+def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, Rows]:
     """The rows that have the same values."""
-    groups: dict[Key, NDArray[np.int64]] = {(): np.arange(n)}
-    for column in columns:
+    groups: dict[Key, Rows] = {(): np.arange(n)}
+    for own in columns:
         groups = {
-            (*key, v): rows[column[rows] == v] for key, rows in groups.items() for v in np.unique(column[rows]).tolist()
+            (*key, v): rows[own[rows] == v] for key, rows in groups.items() for v in np.unique(own[rows]).tolist()
         }
     return groups
 
@@ -212,9 +203,7 @@ def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, NDArray[np.in
 # --- what may matter to a part ---
 
 
-def _described(
-    space: Space, genes: Genes, num_classes: int
-) -> Iterator[tuple[NDArray[np.int64], str, str, Values, Floats]]:
+def _described(space: Space, genes: Genes, num_classes: int) -> Iterator[tuple[Rows, str, str, Values, Floats]]:
     """Of each part of each network: the rows of the population, the part, its name in the network, all values that may
     matter, and the logarithms of those that are numbers.
 
@@ -259,6 +248,4 @@ def _widths(modules: Sequence[nn.Module], widths: Mapping[Axis, Any]) -> list[An
 
 def _logs(widths: Sequence[Any], values: Values, n: int) -> Floats:
     columns = [*widths, *(v for v in values.values() if v.dtype.kind in "iuf")]
-    if not columns:
-        return np.zeros((n, 0))
-    return np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1))
+    return np.log([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns]).reshape(len(columns), n).T
