@@ -193,10 +193,8 @@ class _Part:
 def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, Rows]:
     """The rows that have the same values."""
     groups: dict[Key, Rows] = {(): np.arange(n)}
-    for own in columns:
-        groups = {
-            (*key, v): rows[own[rows] == v] for key, rows in groups.items() for v in np.unique(own[rows]).tolist()
-        }
+    for c in columns:
+        groups = {(*key, v): rows[c[rows] == v] for key, rows in groups.items() for v in np.unique(c[rows]).tolist()}
     return groups
 
 
@@ -248,4 +246,6 @@ def _widths(modules: Sequence[nn.Module], widths: Mapping[Axis, Any]) -> list[An
 
 def _logs(widths: Sequence[Any], values: Values, n: int) -> Floats:
     columns = [*widths, *(v for v in values.values() if v.dtype.kind in "iuf")]
-    return np.log([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns]).reshape(len(columns), n).T
+    if not columns:
+        return np.zeros((n, 0))
+    return np.log(np.stack([np.broadcast_to(np.asarray(c, dtype=np.float64), n) for c in columns], 1))
