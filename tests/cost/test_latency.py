@@ -254,8 +254,9 @@ def test_times_of_another_machine_are_refused(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("change", [{"version": 1}, {"parts": 3}, {"parts": {"end": [1]}}, {"unknown": 1}, {"fit": {}}])
 def test_files_that_are_no_table(tmp_path: Path, change: dict[str, object]) -> None:
-    data = json.loads(truth(space_of(resolve("vitas-deit-laptop")), 1).to_json())
     file = tmp_path / "latency.json"
+    truth(space_of(resolve("vitas-deit-laptop")), 1).save(file)
+    data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, **change}))
     with pytest.raises(LatencyError, match=r"latency.json.*build it again"):
         LatencyTable.load(file, threads=1)

@@ -8,14 +8,11 @@ their scores::
     while len(genes := search.ask()):
         search.tell(genes, scores_of(genes))
 
-Everything a method does follows from its problem, its settings and the scores it was told. A search that was killed is
-therefore resumed by telling a new method of the same settings the scores that are known already.
+Everything a method does follows from its problem, its settings and the scores it was told.
 
-A search in a run: from a trained supernet to the front of its best sub-networks within limits.
-
-The method asks, candidates are scored, the method is told, until it has nothing more to ask. Everything a search does
-follows from the supernet, the settings and the scores, and every score is in the history as soon as it is known. A
-search that was killed asks the same questions again, finds the answers in the history, and goes on where they end."""
+`search` does so in a run, from a trained supernet to the front of its best sub-networks within limits. Every score is
+in the history as soon as it is known: a search that was killed asks the same questions again, finds the answers there,
+and goes on where they end."""
 
 from __future__ import annotations
 
@@ -50,9 +47,8 @@ from superformer.space.sampling import EXACT, Limits, say_cost
 
 __all__ = ["Method", "Objective", "Problem", "method", "names", "register", "search", "settings_of"]
 
-DRAWS = 2000
-"""Random networks that tell how costs spread."""
-QUANTILES = (0, 5, 25, 50, 75, 95, 100)
+DRAWS, QUANTILES = 2000, (0, 5, 25, 50, 75, 95, 100)
+"""Random networks that tell how costs spread, and what is told of them."""
 
 
 def search(
@@ -103,8 +99,7 @@ def forecast(problem: Problem) -> Iterator[str]:
         words = [f"from {say_cost(name, low)}"] * (low > 0) + [f"up to {say_cost(name, high)}"] * math.isfinite(high)
         ends.append(f"{name} {' '.join(words) or 'without a limit'}")
     if ends:
-        share = problem.feasible(genes).mean()
-        yield f"limits: {', '.join(ends)}; {100 * share:.3g} % of random networks meet them"
+        yield f"limits: {', '.join(ends)}; {100 * problem.feasible(genes).mean():.3g} % of random networks meet them"
 
 
 def _rounds_and_front(task: Task, trained: TrainedRun, world: World, console: Console, tell: Tell) -> dict[str, Any]:
@@ -161,15 +156,13 @@ def with_progress(found: Iterator[Scored], console: Console) -> Iterator[Scored]
             known, fresh = known + len(scored.archs), fresh + scored.fresh
             best = max([best, *(s.accuracy for s in scored.scores if s.accuracy > best)])
             speed = fresh / max(clock.seconds, 1e-9)
-            text = f"round {scored.round}: {known} candidates, {fresh} evaluated now ({speed:.3g} a second)"
-            text += f", best {100 * best:.2f} %"
+            now = f"{fresh} evaluated now ({speed:.3g} a second)"
+            text = f"round {scored.round}: {known} candidates, {now}, best {100 * best:.2f} %"
             if live is not None:
                 live.update(text)
             elif clock.due():
                 teller(console)(text)
             yield scored
             if interrupt.asked:
-                raise StoppedError(
-                    f"interrupted after {known} candidates; all of them are in the history: "
-                    "the same command goes on from here"
-                )
+                kept = "all of them are in the history: the same command goes on from here"
+                raise StoppedError(f"interrupted after {known} candidates; {kept}")

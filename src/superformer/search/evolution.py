@@ -49,9 +49,7 @@ from superformer.space.genes import cross, mutate
 class Evolution(Proposer):
     """Mutation and crossover of the best so far."""
 
-    def __init__(self, problem: Problem, settings: recipe.Evolution):
-        super().__init__(problem)
-        self.settings = settings
+    settings: recipe.Evolution
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         own = self.settings
@@ -90,15 +88,13 @@ def pairs(parents: Genes, n: int, rng: np.random.Generator) -> tuple[Genes, Gene
     return parents[first], parents[second]
 
 
-# --- NSGA-II ---
-
-
 class Nsga2(Proposer):
     """Non-dominated sorting, crowding, tournaments."""
 
+    settings: recipe.Nsga2
+
     def __init__(self, problem: Problem, settings: recipe.Nsga2):
-        super().__init__(problem)
-        self.settings = settings
+        super().__init__(problem, settings)
         self.population: Ints = np.zeros(0, dtype=np.int64)
         self._rank, self._distance, self._told = self.population, np.zeros(0), 0
 
@@ -142,11 +138,9 @@ def tournaments(rank: Ints, distance: Floats, n: int, rng: np.random.Generator) 
     def winners(_: Any, duels: Ints, random_state: np.random.Generator, **__: Any) -> Ints:
         a, b = duels.T
         luck = random_state.random(len(duels)) < 0.5
-        better = (rank[a] < rank[b]) | (
-            (rank[a] == rank[b]) & ((distance[a] > distance[b]) | ((distance[a] == distance[b]) & luck))
-        )
-        won: Ints = np.where(better, a, b)[:, None]
-        return won
+        less_crowded = (distance[a] > distance[b]) | ((distance[a] == distance[b]) & luck)
+        better = (rank[a] < rank[b]) | ((rank[a] == rank[b]) & less_crowded)
+        return np.asarray(np.where(better, a, b)[:, None])
 
     chosen: Ints = TournamentSelection(func_comp=winners).do(None, rank, n, 2, to_pop=False, random_state=rng)
     return chosen

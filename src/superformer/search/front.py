@@ -1,8 +1,7 @@
 """The front of a search: the best architectures within the limits, none better than another in every objective.
 
 In phases: `select` the front from everything that the history knows; `rejudge` the most accurate on more pictures, to
-find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`);
-`serialise`."""
+find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`)."""
 
 from __future__ import annotations
 
@@ -26,18 +25,13 @@ from superformer.space.sampling import say_cost
 
 VARIED = "moved_"
 """What the names of the values on more pictures begin with."""
-AT_ONCE = 6
-"""Networks that are measured in turn: the best first, until one meets the limits."""
-MEASURED = 12
-"""The most accurate networks of a front, which are all measured."""
-SECONDS = 1.0
-"""For each network."""
+AT_ONCE, MEASURED, SECONDS = 6, 12, 1.0
+"""Networks that are measured in turn, the best first, until one meets the limits; the most accurate of a front, which
+are all measured; for each network."""
 DRIFT, ENOUGH = 1.25, 3
 """How far the median of so many measured networks may be from what was predicted before it is told."""
-TOLD = 8
-"""Rows that are told."""
-KEYS = {"latency": "measured", "throughput": "measured_throughput"}
-"""Under which name a row has what was measured."""
+TOLD, KEYS = 8, {"latency": "measured", "throughput": "measured_throughput"}
+"""Rows that are told, and under which name a row has what was measured."""
 
 Row = dict[str, Any]
 
@@ -54,9 +48,11 @@ def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tel
     shown = [rows[k] for k in known.sort(rows)]
     tell(f"{len(known.archs)} architectures known, {len(on_front)} on the front")
     for row in [row for k, row in enumerate(shown) if k < TOLD or row is best]:
-        costs = "  ".join(f"{say_cost(name, row[name])} {name}{_say_measured(row, name)}" for name in known.costs)
+        measured = {n: f" ({say_cost(n, row[KEYS[n]])} measured)" for n in KEYS if KEYS[n] in row}
+        costs = "  ".join(f"{say_cost(n, row[n])} {n}{measured.get(n, '')}" for n in known.costs)
         tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}" + "  <- best" * (row is best))
-    return serialise(task, known, shown, best)
+    settings = {**task.settings, "weights": task.run.fingerprint(), "evaluated": len(known.archs)}
+    return {**settings, "best": best["key"] if best else None, "front": shown}
 
 
 @dataclass(frozen=True)
@@ -120,20 +116,6 @@ def _score(values: Mapping[str, float], which: str = "") -> Score:
     return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
 
 
-def serialise(task: Task, known: Known, rows: Sequence[Row], best: Row | None) -> Row:
-    """What ``front.json`` says."""
-    return {
-        **task.settings,
-        "weights": task.run.fingerprint(),
-        "evaluated": len(known.archs),
-        "best": best["key"] if best else None,
-        "front": rows,
-    }
-
-
-# --- measuring for real ---
-
-
 def best_measured(task: Task, rows: list[Row], on_front: list[Row], tell: Tell) -> Row | None:
     """The first of the rows. Where latency or throughput is limited, the first that meets the limits when it is
     measured, twice: of many that lie near a limit, some meet it once by luck. If none does, the nearest."""
@@ -161,10 +143,8 @@ def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
             if not _excess(task, row):
                 return row
     nearest = min(rows, key=lambda row: _excess(task, row))
-    tell(
-        f"none of the {len(rows)} best networks met the limits when it was measured; "
-        f"the nearest, {nearest['key']}, is the best"
-    )
+    best = f"the nearest, {nearest['key']}, is the best"
+    tell(f"none of the {len(rows)} best networks met the limits when it was measured; {best}")
     return nearest
 
 
@@ -203,7 +183,3 @@ def drift(rows: Sequence[Row]) -> Iterator[str]:
             f"{'began' if ratio > 1 else 'ended'} since the table was measured. On a quiet machine, "
             "delete the latency-*.json of the run and search again (nothing is evaluated twice)"
         )
-
-
-def _say_measured(row: Row, name: str) -> str:
-    return f" ({say_cost(name, row[KEYS[name]])} measured)" if KEYS.get(name) in row else ""

@@ -82,18 +82,15 @@ class Problem:
     def __post_init__(self) -> None:
         names = [o.name for o in self.objectives]
         if not names or len(set(names)) < len(names):
-            raise SuperformerError(
-                f"objectives must be one or more different ones; {', '.join(names) or 'none'} were given"
-            )
+            given = ", ".join(names) or "none"
+            raise SuperformerError(f"objectives must be one or more different ones; {given} were given")
         known = list(self.costs(np.zeros((1, len(self.space.bounds)), dtype=np.int64)))
         for name, (low, high) in self.limits.items():
             if name not in known:
                 raise SuperformerError(f"no limit can be set on {name!r}: {nearest(name, known)}")
             if not low <= high:
-                raise InfeasibleError(
-                    f"{name} from {say_end(name, low)} to {say_end(name, high)} leaves nothing: "
-                    "give (low, high) with low <= high"
-                )
+                ends = f"from {say_end(name, low)} to {say_end(name, high)}"
+                raise InfeasibleError(f"{name} {ends} leaves nothing: give (low, high) with low <= high")
         if self.seed < 0:
             raise SuperformerError(f"seed={self.seed} must be 0 or more")
 
@@ -119,8 +116,7 @@ class Problem:
         """Which rows lie within the limits."""
         if not self.limits or not len(genes):
             return np.ones(len(genes), dtype=bool)
-        inside: Flags = excess(self.limits, self.costs(genes)) == 0
-        return inside
+        return np.asarray(excess(self.limits, self.costs(genes)) == 0)
 
     @functools.cached_property
     def sampler(self) -> LimitedSampler:
@@ -133,9 +129,6 @@ class Problem:
     def check(self) -> None:
         """Refuse limits that nobody can meet."""
         self.draw(1, np.random.default_rng(0))
-
-
-# --- rows of genes ---
 
 
 def canonical(space: Space, genes: Genes) -> Genes:
@@ -187,23 +180,17 @@ def front(scores: Any, maximise: Sequence[bool]) -> Ints:
     return np.flatnonzero(ranks(scores, maximise) == 0)
 
 
-def crowding(scores: Any, maximise: Sequence[bool]) -> Floats:
-    """NSGA-II's crowding distance of each row, all rows being one front: its ends are infinitely far from the
-    others."""
-    from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
-
-    distance: Floats = get_crowding_function("cd").do(minimised(scores, maximise))
-    return distance
-
-
 def best(scores: Any, maximise: Sequence[bool], n: int) -> Ints:
     """The ``n`` best rows: by front, then the least crowded of their front, then the first (NSGA-II's survival)."""
     return ordered(scores, maximise, n)[0]
 
 
 def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, Floats]:
-    """The ``n`` best rows, the fronts they are on, and how far from their neighbours there."""
-    given, rank = np.asarray(scores, dtype=np.float64), ranks(scores, maximise)
+    """The ``n`` best rows, the fronts they are on, and how far from their neighbours there: NSGA-II's crowding
+    distance, which is infinite at the ends of a front."""
+    from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
+
+    turned, rank = minimised(scores, maximise), ranks(scores, maximise)
     by_front = np.argsort(rank, kind="stable")
     ends = np.searchsorted(rank[by_front], np.arange(rank.max(initial=-1) + 2))
     rows, distances = [by_front[:0]], [np.zeros(0)]
@@ -211,7 +198,7 @@ def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, 
         if start - ends[0] >= n:
             break
         members = by_front[start:end]
-        distance = crowding(given[members], maximise)
+        distance = get_crowding_function("cd").do(turned[members])
         order = np.argsort(-distance, kind="stable")
         rows.append(members[order])
         distances.append(distance[order])
@@ -226,8 +213,7 @@ def reach(known: Any, given: Any, maximise: Sequence[bool], n: int = 1) -> Float
     if len(have) < n:
         return np.full(len(rows), -np.inf)
     no_worse = (have[None, :, 1:] <= rows[:, None, 1:]).all(-1)
-    found: Floats = np.sort(np.where(no_worse, -have[None, :, 0], -np.inf), 1)[:, -n]
-    return found
+    return np.asarray(np.sort(np.where(no_worse, -have[None, :, 0], -np.inf), 1)[:, -n])
 
 
 def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float]) -> float:
@@ -235,6 +221,5 @@ def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float
     from pymoo.indicators.hv import HV
 
     turned, worst = minimised(scores, maximise), minimised([reference], maximise)[0]
-    turned = turned[np.isfinite(turned).all(1)]
-    turned = turned[(turned < worst).all(1)]
+    turned = turned[np.isfinite(turned).all(1) & (turned < worst).all(1)]
     return float(HV(ref_point=worst)(turned)) if len(turned) else 0.0

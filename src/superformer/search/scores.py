@@ -23,8 +23,7 @@ from superformer.space import Genes
 from superformer.space.arch import Arch
 
 FINALISTS, JUDGED = 128, 64
-"""The most accurate candidates of a search, and how many of them are judged again, on more pictures
-(`superformer.search.front`)."""
+"""The most accurate candidates of a search, and how many of them are judged again (`superformer.search.front`)."""
 PART, LEAST = 0.7, 4
 """Of a process's share of the candidates that are left, what it takes at a time; and how many at least."""
 TIE = 1e-7
@@ -116,15 +115,11 @@ def parts(macs: Floats, processes: int) -> list[slice]:
     return out
 
 
-# --- how candidates compare ---
-
-
 def ranked(scores: Sequence[Score]) -> Floats:
     """What methods compare: the accuracy; of equal ones the lower loss is better, and an unknown one the worst. A
     search split of some hundred pictures leaves many candidates with the same accuracy."""
     accuracy, loss = _columns(scores)
-    found: Floats = accuracy - TIE * (1 - 1 / (1 + loss))
-    return found
+    return np.asarray(accuracy - TIE * (1 - 1 / (1 + loss)))
 
 
 def agreed(scores: Sequence[Score]) -> Floats:
@@ -132,24 +127,20 @@ def agreed(scores: Sequence[Score]) -> Floats:
 
     Of a few hundred pictures, the best one in accuracy was lucky with some; a loss is less a matter of luck, but not
     what is sought."""
+
+    def places(values: Floats) -> Floats:
+        """In ascending order, from 1; equal values share the mean of theirs."""
+        _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
+
     accuracy, loss = _columns(scores)
-    return _places(accuracy) + _places(-loss)
+    return places(accuracy) + places(-loss)
 
 
 def _columns(scores: Sequence[Score]) -> tuple[Floats, Floats]:
     """Accuracies and losses; a loss that is not known is infinite."""
     accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
     return accuracy, np.where(np.isnan(loss), np.inf, loss)
-
-
-def _places(values: Floats) -> Floats:
-    """In ascending order, from 1; equal values share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Floats = (counts.cumsum() - (counts - 1) / 2)[which]
-    return found
-
-
-# --- races ---
 
 
 def race(options: Options, method: Method, genes: Genes) -> Race | None:
