@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 import superformer as sf
 from superformer import data
-from superformer.evaluation.evaluator import Score, varied_copies
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import Score, TrainedRun, varied_copies
 from superformer.runs import Run
 from superformer.search.scores import agreed, ranked
 

@@ -34,7 +34,7 @@ from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator
 from superformer.runs import Run
 from superformer.runs.storage import load_supernet
-from superformer.search.run import search
+from superformer.search import search
 from superformer.train.loop import train
 
 RECIPES = [f"{name}-laptop" for name in ("s3", "vitas-v1", "vitas-deit", "vitas-twins", "vit-resnas", "nasvit")]

@@ -14,8 +14,9 @@ import numpy as np
 from common import beside, peak_mib, report, seconds
 
 import superformer as sf
-from superformer.search import Method, Problem, method, pareto
+from superformer.search import Method, Problem, method
 from superformer.search.predictor import Forest
+from superformer.search.problem import best, hypervolume
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from helpers.known_space import Known
@@ -34,13 +35,13 @@ SEARCHES = {
 def volumes(known: Known, search: Method) -> list[float]:
     """The share of the whole space's hypervolume after so many evaluations."""
     reference = (float(known.scores[:, 0].min()), float(known.macs.max()))
-    whole = pareto.hypervolume(known.scores, known.maximise, reference)
+    whole = hypervolume(known.scores, known.maximise, reference)
     found = np.zeros((0, 2))
     while len(found) < AT[-1] and len(genes := search.ask()):
         scores = known.scores[known.at(genes)]
         search.tell(genes, scores)
         found = np.concatenate([found, scores])
-    return [pareto.hypervolume(found[:n], known.maximise, reference) / whole for n in AT]
+    return [hypervolume(found[:n], known.maximise, reference) / whole for n in AT]
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def main() -> None:
     measured = np.column_stack([np.log(problem.costs(genes)["macs"]), problem.costs(genes)["macs"]])
     training = seconds(lambda: Forest(problem, genes, measured), 3)
     forest, many = Forest(problem, genes, measured), problem.draw(10_000, np.random.default_rng(1))
-    figures = beside(lambda: pareto.best(forest.scores(many), problem.maximise, len(many)), repeats=3, training=False)
+    figures = beside(lambda: best(forest.scores(many), problem.maximise, len(many)), repeats=3, training=False)
     report(
         "search, 10,000 predicted candidates of nasvit ranked",
         **figures,

@@ -39,7 +39,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def searched_once(trained_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, searched, not retrained; to be read or copied."""
-    from superformer.search.run import search
+    from superformer.search import search
 
     folder = tmp_path_factory.mktemp("searched") / "run"
     shutil.copytree(trained_once, folder)

@@ -26,7 +26,7 @@ from superformer.recipes import resolve
 from superformer.report import write
 from superformer.runs import Run
 from superformer.runs.storage import load_supernet
-from superformer.search.run import search
+from superformer.search import search
 from superformer.search.space_evolution import dimensions, evolve_space
 from superformer.space import Space
 from superformer.space.arch import Arch

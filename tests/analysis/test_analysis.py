@@ -22,7 +22,7 @@ from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
 from superformer.runs.storage import load_network
-from superformer.search.run import search
+from superformer.search import search
 from superformer.space import Space, Stage
 
 numbers = st.lists(st.floats(0, 100), min_size=1, max_size=30)

@@ -23,10 +23,10 @@ from superformer.analysis import bench as module
 from superformer.analysis.bench import FRONT_NETWORKS, bench, network_sources, summary
 from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.runs import Run
 from superformer.runs.storage import save_network
-from superformer.search.run import search
+from superformer.search import search
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.spaces import arch as published

@@ -7,8 +7,9 @@ import gc
 import importlib.util
 import json
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,14 @@ import torch
 from helpers.strategies import spaces_with_archs
 from hypothesis import given
 from hypothesis import strategies as st
-from superformer.cost.machine import machine
 from torch import Tensor, nn
 
 from superformer.cost import cost, latency_table
 from superformer.cost import latency as timing
-from superformer.cost.latency import LEAST, TURN, WARM_UP, Progress, measure, measure_in_turn
+from superformer.cost.latency import LEAST, TURN, WARM_UP, measure, measure_in_turn
 from superformer.cost.latency_table import Fit, LatencyError, LatencyTable, Timer
 from superformer.errors import SuperformerError
+from superformer.machine import machine
 from superformer.recipes import names, resolve, space_of
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -67,7 +68,7 @@ def test_measured_in_turn_with_threads_set_and_everything_put_back() -> None:
     turn = [1.0] * (1 + TURN) + [3.0] * (1 + TURN)
     order = [entry[0] for entry in log]  # type: ignore[index]
     assert order == [1.0] * WARM_UP + [3.0] * WARM_UP + turn * LEAST  # 60 seconds, though fewer were asked for
-    assert (first.median, first.spread, first.runs, first.throughput) == (1.0, 0.0, LEAST * TURN, 4.0)
+    assert (first.median, first.p90 - first.p10, first.runs, first.throughput) == (1.0, 0.0, LEAST * TURN, 4.0)
     assert (second.median, second.batch, second.threads, second.runtime) == (3.0, 4, 2, "eager")
     assert first.machine == machine()
 
@@ -77,7 +78,6 @@ def test_median_and_spread() -> None:
     taken = iter(lambda: next(ticks) ** 0.5, None)  # each run is shorter than the one before
     found = measure(Probe([]), 4, seconds=5.0, clock=lambda: next(taken))
     assert found.fastest < found.p10 < found.median < found.p90
-    assert found.spread == pytest.approx((found.p90 - found.p10) / found.median)
 
 
 def test_everything_is_put_back_after_an_error() -> None:
@@ -149,8 +149,7 @@ def truth(space: Space, seed: int, num_classes: int = 10) -> LatencyTable:
 def timer_of(space: Space, table: LatencyTable, noise: float = 0.0) -> Timer:
     rng = np.random.default_rng(0)
 
-    def time(archs: Sequence[Arch], seconds: float, progress: Progress) -> list[float]:
-        progress(1.0)
+    def time(archs: Sequence[Arch], seconds: float) -> list[float]:
         return list(table.latency(space, archs) * np.exp(noise * rng.standard_normal(len(archs))))
 
     return time
@@ -160,14 +159,12 @@ def timer_of(space: Space, table: LatencyTable, noise: float = 0.0) -> Timer:
 def test_a_machine_that_adds_is_recovered_exactly(name: str) -> None:
     space = space_of(resolve(name))
     real = truth(space, 3)
-    seen: list[float] = []
-    table = LatencyTable.build(space, 10, timer=timer_of(space, real), progress=seen.append, networks=64)
+    table = LatencyTable.build(space, 10, timer=timer_of(space, real), networks=64)
     genes = space.sample_genes(300, 99)
     np.testing.assert_allclose(table.latency(space, genes), real.latency(space, genes), rtol=1e-6)
     assert (table.fit.networks, table.fit.held_out) == (64, 16)
     assert table.fit.p90_error < 1e-6
     assert table.fit.rank > 0.999
-    assert seen == [1.0]
 
 
 def test_noise_is_told() -> None:
@@ -188,7 +185,7 @@ def test_the_number_of_networks_follows_from_the_time() -> None:
     real = timer_of(space, truth(space, 1))
 
     def times(factor: float) -> Timer:
-        return lambda archs, seconds, progress: [factor * t for t in real(archs, seconds, progress)]
+        return lambda archs, seconds: [factor * t for t in real(archs, seconds)]
 
     counts = [LatencyTable.build(space, 10, timer=times(f), seconds=30.0).fit.networks for f in (0.01, 10.0, 1000.0)]
     assert counts[0] == latency_table.MOST["eager"]
@@ -197,11 +194,10 @@ def test_the_number_of_networks_follows_from_the_time() -> None:
 
 
 @given(spaces_with_archs(n=3), st.integers(0, 100))
-def test_the_parts_add_up(drawn: tuple[Space, list[Arch]], seed: int) -> None:
+def test_architectures_and_genes_tell_the_same(drawn: tuple[Space, list[Arch]], seed: int) -> None:
     space, archs = drawn
     table = truth(space, seed)
     total = table.latency(space, archs)
-    np.testing.assert_allclose(sum(table.where(space, archs).values()), total, rtol=1e-12)
     np.testing.assert_array_equal(total, table.latency(space, space.encode(archs)))
     np.testing.assert_allclose([table.latency(space, a)[0] for a in archs], total, rtol=1e-12)
 
@@ -211,7 +207,7 @@ def test_a_block_more_never_takes_less(drawn: tuple[Space, list[Arch]], seed: in
     space, archs = drawn
     rng = np.random.default_rng(seed)
     # times that have nothing to do with the networks: the worst that can be fitted
-    table = LatencyTable.build(space, 10, timer=lambda archs, s, p: list(rng.uniform(1, 2, len(archs))), networks=24)
+    table = LatencyTable.build(space, 10, timer=lambda archs, s: list(rng.uniform(1, 2, len(archs))), networks=24)
     genes = space.encode(archs)
     for stage in space.layout.stages:
         for column in [c for c in (stage.depth,) if c is not None] + list(stage.on.values()):
@@ -258,8 +254,9 @@ def test_times_of_another_machine_are_refused(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("change", [{"version": 1}, {"parts": 3}, {"parts": {"end": [1]}}, {"unknown": 1}, {"fit": {}}])
 def test_files_that_are_no_table(tmp_path: Path, change: dict[str, object]) -> None:
-    data = json.loads(truth(space_of(resolve("vitas-deit-laptop")), 1).to_json())
     file = tmp_path / "latency.json"
+    truth(space_of(resolve("vitas-deit-laptop")), 1).save(file)
+    data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, **change}))
     with pytest.raises(LatencyError, match=r"latency.json.*build it again"):
         LatencyTable.load(file, threads=1)
@@ -298,20 +295,24 @@ def test_what_is_predicted_is_the_median(monkeypatch: pytest.MonkeyPatch) -> Non
     space = space_of(resolve("vitas-deit-laptop"))
     table, archs = LatencyTable.build(space, 10, seconds=1, networks=30), space.sample(9, 7)
     assert table.latency(space, archs) == pytest.approx(1.5e-8 * cost(space, archs, 10).params, rel=0.05)
-    assert all(abs(one.error) < 0.05 for one in table.against(space, archs))
+    assert all(abs(one.predicted / one.timing.median - 1) < 0.05 for one in table.against(space, archs))
 
 
 @pytest.mark.usefixtures("tiny_groups")
-def test_measured_for_real() -> None:
+def test_measured_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     space = space_of(resolve("vitas-deit-laptop"))
-    seen: list[float] = []
-    tell: Callable[[float], None] = seen.append
-    table = LatencyTable.build(space, 10, seconds=0.05, networks=6, progress=tell)
-    assert len(set(seen)) > 1  # more than one group
-    assert seen == sorted(seen)
-    assert seen[-1] == pytest.approx(1.0)
+    groups = []
+
+    def measured(models: Sequence[nn.Module], *words: Any, **more: Any) -> list[timing.Timing]:
+        groups.append(len(models))
+        return measure_in_turn(models, *words, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(latency_table, "measure_in_turn", measured)
+        table = LatencyTable.build(space, 10, seconds=0.05, networks=6)
+    assert len(groups) > 1
     archs = space.sample(3, 7)
     checked = table.against(space, archs, seconds=0.01)
     assert [c.arch for c in checked] == archs
     assert [c.predicted for c in checked] == list(table.latency(space, archs))
-    assert all(c.error == c.predicted / c.timing.median - 1 for c in checked)
+    assert all(c.timing.median > 0 for c in checked)

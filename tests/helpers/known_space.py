@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from superformer.cost import cost
 from superformer.search.methods import Method, every
-from superformer.search.pareto import Floats
-from superformer.search.problem import Objective, Problem, alive
+from superformer.search.problem import Floats, Objective, Problem, alive
 from superformer.space import Genes, Space, Stage, times
 
 

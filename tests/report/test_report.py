@@ -28,8 +28,8 @@ from superformer.report import write
 from superformer.report.inputs import MOST, Points, compact, read
 from superformer.report.reproduction import rebuilt
 from superformer.runs import RunError
+from superformer.search import search
 from superformer.search.history import Record
-from superformer.search.run import search
 from superformer.search.space_evolution import evolve_space
 
 pytestmark = pytest.mark.xdist_group("report")

@@ -13,7 +13,7 @@ from rich.console import Console
 import superformer as sf
 from superformer.draw.evolution import draw
 from superformer.errors import StoppedError
-from superformer.evaluation.trained_run import evaluate
+from superformer.evaluation.evaluator import evaluate
 from superformer.search import space_evolution as module
 from superformer.search.space_evolution import evolve_space
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.search import METHODS
-from superformer.recipes.settings import Evolution, Part
+from superformer.recipes.search import METHODS, Evolution
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
+from superformer.settings import SettingsBase
 
 SMALL = {
     "evolution": {"first": 12, "rounds": 4, "parents": 4, "mutants": 6, "crossovers": 6},
@@ -179,7 +179,7 @@ def test_wrong_words_and_numbers_are_answered(known):
 
 
 def test_a_method_of_ones_own(known):
-    class Mine(Part):
+    class Mine(SettingsBase):
         n: int = 1
 
     class One:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from superformer.errors import SuperformerError
-from superformer.search import pareto
+from superformer.search.problem import best, front, hypervolume, minimised, ordered, ranks, reach
 
 few = st.integers(1, 3).flatmap(
     lambda k: st.tuples(
@@ -34,8 +34,8 @@ def test_the_front_is_what_nothing_dominates(case):
     scores, maximise = case
     valid = [k for k in range(len(scores)) if not np.isnan(scores[k]).any()]
     expected = [k for k in valid if not any(dominates(scores[j], scores[k], maximise) for j in valid)]
-    assert pareto.front(scores, maximise).tolist() == expected
-    rank = pareto.ranks(scores, maximise)
+    assert front(scores, maximise).tolist() == expected
+    rank = ranks(scores, maximise)
     assert (rank >= 0).tolist() == [k in valid for k in range(len(scores))]
     for a, b in itertools.permutations(valid, 2):
         if dominates(scores[a], scores[b], maximise):
@@ -48,11 +48,11 @@ def test_the_front_is_what_nothing_dominates(case):
 @given(few, st.integers(0, 14))
 def test_the_best_go_front_by_front_and_the_ends_of_a_front_first(case, n):
     scores, maximise = case
-    rows, rank, distance = pareto.ordered(scores, maximise, n)
-    every_rank = pareto.ranks(scores, maximise)
+    rows, rank, distance = ordered(scores, maximise, n)
+    every_rank = ranks(scores, maximise)
     assert len(rows) == min(n, (every_rank >= 0).sum()) == len(set(rows.tolist()))
     assert (rank == np.sort(every_rank[every_rank >= 0])[: len(rows)]).all()
-    assert (pareto.best(scores, maximise, n) == rows).all()
+    assert (best(scores, maximise, n) == rows).all()
     for number in set(rank.tolist()):
         assert (np.diff(distance[rank == number][np.isfinite(distance[rank == number])]) <= 0).all()
 
@@ -61,19 +61,19 @@ def test_the_best_go_front_by_front_and_the_ends_of_a_front_first(case, n):
 def test_hypervolume_counts_the_cells_that_are_dominated(case):
     scores, maximise = case
     reference = [-1.0 if up else 5.0 for up in maximise]
-    turned = pareto.minimised(scores, maximise)
-    worst = pareto.minimised([reference], maximise)[0]
+    turned = minimised(scores, maximise)
+    worst = minimised([reference], maximise)[0]
     valid = turned[~np.isnan(turned).any(1)]
     axes = [np.arange(low - 6, low) for low in worst]  # unit cells by their lower corners
     cells = np.stack([g.ravel() for g in np.meshgrid(*axes, indexing="ij")], -1)
     inside = sum(bool((valid <= cell).all(1).any()) for cell in cells)
-    assert pareto.hypervolume(scores, maximise, reference) == pytest.approx(inside)
-    assert pareto.hypervolume(scores[:-1], maximise, reference) <= inside + 1e-9
+    assert hypervolume(scores, maximise, reference) == pytest.approx(inside)
+    assert hypervolume(scores[:-1], maximise, reference) <= inside + 1e-9
 
 
 def test_scores_need_their_directions():
     with pytest.raises(SuperformerError, match="rows of 2 numbers"):
-        pareto.front(np.zeros((3, 1)), (True, False))
+        front(np.zeros((3, 1)), (True, False))
 
 
 @given(few, few, st.integers(1, 4))
@@ -83,7 +83,7 @@ def test_less_than_the_reach_is_dominated_by_so_many(known, case, n):
     have, rows = have[~np.isnan(have).any(1)], rows[:, :1]
     maximise = [True, *maximise[1:]]
     rows = np.tile(np.nan_to_num(rows), (1, len(maximise)))
-    needed = pareto.reach(have, rows, maximise, n)
+    needed = reach(have, rows, maximise, n)
     for row, least in zip(rows, needed, strict=True):
         for first in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0):
             score = np.asarray([first, *row[1:]])

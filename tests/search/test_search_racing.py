@@ -15,8 +15,9 @@ import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Score, count_copies, varied_copies
 from superformer.recipes.search import Options, split_options
-from superformer.search import method, pareto
+from superformer.search import method
 from superformer.search import scores as racing
+from superformer.search.problem import front
 from superformer.search.scores import agreed, race, ranked
 
 SEARCHES = {
@@ -51,13 +52,13 @@ def test_what_a_race_stops_changes_neither_the_questions_nor_the_front(known, mo
             scores.append(told)
         found = np.concatenate(scores)
         maximise = (True, False)[: len(objectives)]
-        front = set(map(tuple, found[pareto.front(found, maximise)]))
-        return np.concatenate(asked), front, np.sort(-found[:, 0])[:FEW].tolist(), stopped
+        best = set(map(tuple, found[front(found, maximise)]))
+        return np.concatenate(asked), best, np.sort(-found[:, 0])[:FEW].tolist(), stopped
 
-    whole, front, final, none = search(False)
+    whole, best, final, none = search(False)
     raced, same, finalists, stopped = search(True)
     assert np.array_equal(whole, raced)
-    assert front == same
+    assert best == same
     assert final == finalists
     assert none == 0
     assert (stopped > 0) == (name != "predictor")  # a forest learns from all of them

@@ -22,13 +22,11 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
-from superformer.evaluation.evaluator import Score
-from superformer.evaluation.trained_run import evaluate
+from superformer.evaluation.evaluator import Score, evaluate
 from superformer.runs import RunError
-from superformer.search import front
+from superformer.search import front, search
 from superformer.search import front as module
 from superformer.search import scores as racing
-from superformer.search.run import search
 from superformer.search.scores import LEAST, agreed, parts
 
 WORDS = {"population": 12, "generations": 5}

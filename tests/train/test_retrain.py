@@ -12,7 +12,7 @@ from helpers.training import superformer
 import superformer as sf
 from superformer import data
 from superformer.errors import SuperformerError
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.runs import Run
 from superformer.runs.storage import load_network, load_supernet
 from superformer.space.schema import family

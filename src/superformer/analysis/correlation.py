@@ -36,9 +36,8 @@ from superformer.progress import each, quiet
 from superformer.recipes.search import Options
 from superformer.runs import Run
 from superformer.runs.processes import World
-from superformer.search import pareto
-from superformer.search.problem import alive
-from superformer.search.run import rounds, with_progress
+from superformer.search import rounds, with_progress
+from superformer.search.problem import alive, front, hypervolume
 from superformer.search.scores import Scorer
 from superformer.search.task import Task
 from superformer.space import Genes, Space
@@ -190,7 +189,7 @@ class Front:
     @staticmethod
     def of(archs: Sequence[Arch], accuracy: Floats, macs: Floats) -> Front:
         """The best of what was evaluated: none is both less accurate and larger than another."""
-        best = pareto.front(np.stack([accuracy, macs], 1), MAXIMISE)
+        best = front(np.stack([accuracy, macs], 1), MAXIMISE)
         return Front(tuple(archs[k] for k in best), accuracy[best], macs[best])
 
     def best(self, budget: float) -> float | None:
@@ -231,7 +230,7 @@ def fronts_summary(found: Sequence[Front], space: Space, budgets: Sequence[float
         raise SuperformerError(f"{needs}; {len(found)} were given")
     macs, accuracy = (np.concatenate([getattr(f, name) for f in found]) for name in ("macs", "accuracy"))
     reference = (float(accuracy.min()), float(macs.max()))
-    volumes = [pareto.hypervolume(np.stack([f.accuracy, f.macs], 1), MAXIMISE, reference) for f in found]
+    volumes = [hypervolume(np.stack([f.accuracy, f.macs], 1), MAXIMISE, reference) for f in found]
     ends = budgets or np.geomspace(max(float(f.macs.min()) for f in found), macs.max(), BUDGETS).tolist()
     best = [float(f.accuracy.max()) for f in found]
     return {

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from superformer.cost import cost
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.evaluator import TOGETHER
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TOGETHER, TrainedRun
 from superformer.progress import each
 from superformer.recipes import WEIGHTS, Recipe, Weights, merged, single_network
 from superformer.runs import Run

@@ -75,7 +75,7 @@ def search(
 
     method_with_changes(trained_run(run).recipe().search, method, split_options(own)[1])
     with computing():
-        from superformer.search.run import search as run_search
+        from superformer.search import search as run_search
 
         found = run_search(run, limits, method, own, progress_console(as_json))
     if as_json and found:
@@ -126,7 +126,7 @@ def evaluate(
     Example: superformer eval --run runs/first --arch smallest --arch largest"""
     trained_run(run, *(arch or []))
     with computing():
-        from superformer.evaluation.trained_run import evaluate as run_evaluation
+        from superformer.evaluation.evaluator import evaluate as run_evaluation
 
         rows = run_evaluation(run, arch or ["smallest", "largest"], split)
     if as_json:

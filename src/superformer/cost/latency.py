@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
@@ -50,11 +50,6 @@ class Timing:
     machine: str
 
     @property
-    def spread(self) -> float:
-        """How far the tenth and the ninetieth percentile lie apart, as a part of the median."""
-        return (self.p90 - self.p10) / self.median
-
-    @property
     def throughput(self) -> float:
         """Pictures a second."""
         return self.batch / self.median
@@ -67,7 +62,6 @@ class Turns(TypedDict, total=False):
     seconds: float
     device: str | torch.device | None
     clock: Clock
-    progress: Progress | None
 
 
 def measure(
@@ -136,7 +130,10 @@ def measure_jobs(
                 if not forgiving:
                     raise
                 ready.append(error)
-        stack.enter_context(_no_collection())
+        if gc.isenabled():
+            stack.callback(gc.enable)
+        gc.collect()
+        gc.disable()
         for k, made in enumerate(ready):
             try:
                 for run in [] if isinstance(made, Exception) else made:
@@ -148,8 +145,15 @@ def measure_jobs(
                 ready[k] = error
         runs = [run for some in ready if not isinstance(some, Exception) for run in some]
         times = iter(_in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None)))
+
+    def timing(job: Job, batch: int, d: torch.device) -> Timing:
+        own = next(times)
+        median, p10, p90 = (float(q) for q in np.quantile(own, (0.5, 0.1, 0.9)))
+        here = threads, job.runtime, machine(d, job.runtime)
+        return Timing(median, min(own), p10, p90, len(own), batch, *here)
+
     return [
-        made if isinstance(made, Exception) else [_timing(next(times), b, threads, job.runtime, d) for b in job.batches]
+        made if isinstance(made, Exception) else [timing(job, batch, d) for batch in job.batches]
         for job, made, d in zip(jobs, ready, where, strict=True)
     ]
 
@@ -167,20 +171,3 @@ def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Progre
         turns += 1
         progress(min((clock() - begin) / seconds, 1.0))
     return times
-
-
-def _timing(times: Sequence[float], batch: int, threads: int, runtime: str, device: torch.device) -> Timing:
-    median, p10, p90 = (float(q) for q in np.quantile(times, (0.5, 0.1, 0.9)))
-    return Timing(median, min(times), p10, p90, len(times), batch, threads, runtime, machine(device, runtime))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    before = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()

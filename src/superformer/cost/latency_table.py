@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer import files
-from superformer.cost.latency import Progress, Timing, measure_in_turn
+from superformer.cost.latency import Timing, Turns, measure_in_turn
 from superformer.cost.runtimes import Size
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
@@ -35,7 +35,7 @@ from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton
 from superformer.spaces import model
 
 Floats = NDArray[np.float64]
-Timer = Callable[[Sequence[Arch], float, Progress], Sequence[float]]
+Timer = Callable[[Sequence[Arch], float], Sequence[float]]
 """Seconds that each architecture takes, measured for so many seconds in all."""
 
 VERSION = 2
@@ -50,9 +50,6 @@ RUNS = 20
 """Runs that a network needs, so that some of them are not disturbed."""
 AT_A_TIME = 250_000_000
 """Parameters of networks that are in memory together."""
-
-BASE = "base"
-COUNTS = ("block", "mac", "parameter")
 
 
 class LatencyError(SuperformerError):
@@ -83,11 +80,6 @@ class Checked:
     predicted: float
     timing: Timing
 
-    @property
-    def error(self) -> float:
-        """How much more (or less) was predicted, as a part of the measured time (the median)."""
-        return self.predicted / self.timing.median - 1
-
 
 @dataclass(frozen=True)
 class LatencyTable:
@@ -110,61 +102,32 @@ class LatencyTable:
     parts: dict[str, tuple[float, float, float]]
     fit: Fit
 
-    # --- asking ---
-
     def latency(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> Floats:
         """Predicted seconds of an undisturbed run on one batch, of architectures or of rows of genes."""
-        genes = _genes(space, archs)
-        total = np.full(len(genes), self.base)
-        for rows, _, seconds in self._parts_of(space, genes):
-            total[rows] += seconds
-        return total
-
-    def where(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> dict[str, Floats]:
-        """Where the time goes: the seconds of each part. They add up to `latency`."""
-        genes = _genes(space, archs)
-        found = {BASE: np.full(len(genes), self.base)}
-        for rows, part, seconds in self._parts_of(space, genes):
-            found.setdefault(part, np.zeros(len(genes)))[rows] += seconds
-        return found
-
-    def _parts_of(self, space: Space, genes: Genes) -> Iterator[tuple[slice, str, Floats]]:
+        if not isinstance(archs, np.ndarray):
+            archs = space.encode([archs] if isinstance(archs, Arch) else archs)
         if (space.family, dict(space.options), len(space.stages)) != (self.family, self.options, self.stages):
             raise LatencyError(
                 f"the table was made for {self.family} networks of {self.stages} stages with the options "
                 f"{self.options}; {space.name} has {space.family} networks of {len(space.stages)} stages with "
                 f"{dict(space.options)}: build a table for it"
             )
-        for rows, part, counted in _counts(space, genes, self.num_classes, self.img_size):
+        total = np.full(len(archs), self.base)
+        for rows, part, counted in _counts(space, archs, self.num_classes, self.img_size):
             if part not in self.parts:
-                raise LatencyError(
-                    f"the table knows nothing about {part} of {space.name}: build a table for this space"
-                )
-            yield rows, part, counted @ np.asarray(self.parts[part])
+                lacks = f"{part} of {space.name}"
+                raise LatencyError(f"the table knows nothing about {lacks}: build a table for this space")
+            total[rows] += counted @ np.asarray(self.parts[part])
+        return total
 
     def against(
-        self,
-        space: Space,
-        archs: Sequence[Arch],
-        seconds: float = 2.0,
-        models: Sequence[Network] | None = None,
-        progress: Progress | None = None,
+        self, space: Space, archs: Sequence[Arch], seconds: float = 2.0, models: Sequence[Network] | None = None
     ) -> list[Checked]:
         """Networks (of a front) measured for real, for ``seconds`` each, beside what is predicted of them."""
         models = [model(a, self.num_classes) for a in archs] if models is None else models
-        timings = measure_in_turn(
-            models,
-            self.img_size,
-            batch=self.batch,
-            runtime=self.runtime,
-            threads=self.threads,
-            seconds=seconds,
-            device=self.device,
-            progress=progress,
-        )
+        how = Turns(threads=self.threads, seconds=seconds, device=self.device)
+        timings = measure_in_turn(models, self.img_size, batch=self.batch, runtime=self.runtime, **how)
         return [Checked(a, float(p), t) for a, p, t in zip(archs, self.latency(space, archs), timings, strict=True)]
-
-    # --- making ---
 
     @staticmethod
     def build(
@@ -179,53 +142,30 @@ class LatencyTable:
         seconds: float = 30.0,
         networks: int | None = None,
         seed: int = 0,
-        progress: Progress | None = None,
         timer: Timer | None = None,
     ) -> LatencyTable:
         """Measure networks of the space, drawn with ``seed``, for about ``seconds``, and fit a table.
 
-        ``networks`` for the fit: without a number as many as the time allows. ``progress`` gets the part that is done,
-        from 0 to 1. ``timer`` replaces the measuring."""
+        ``networks`` for the fit: without a number as many as the time allows. ``timer`` replaces the measuring."""
         timer = timer or _timer(num_classes, img_size, batch, threads, runtime, device)
-        progress = progress or (lambda done: None)
         if networks is None:
-            longest = timer([space.largest()], seconds / 30, lambda done: None)[0]
+            longest = timer([space.largest()], seconds / 30)[0]
             networks = int(np.clip(seconds / (RUNS * longest * (1 + HELD_OUT)), LEAST, MOST.get(runtime, LEAST)))
         held = max(2, round(networks * HELD_OUT))
         genes = space.sample_genes(networks + held, np.random.default_rng(seed))
-        measured = np.asarray(timer(space.decode(genes), seconds, progress), dtype=np.float64)
+        measured = np.asarray(timer(space.decode(genes), seconds), dtype=np.float64)
         fitted, rest = slice(0, networks), slice(networks, None)
         base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), measured[fitted])
-        table = LatencyTable(
-            machine=machine(device, runtime),
-            threads=threads,
-            runtime=runtime,
-            device=device,
-            batch=batch,
-            num_classes=num_classes,
-            img_size=img_size,
-            family=space.family,
-            options=dict(space.options),
-            stages=len(space.stages),
-            base=base,
-            parts=parts,
-            fit=Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max())),
-        )
+        fit = Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max()))
+        here = machine(device, runtime), threads, runtime, device, batch, num_classes, img_size
+        table = LatencyTable(*here, space.family, dict(space.options), len(space.stages), base, parts, fit)
         return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
 
-    # --- JSON ---
-
-    def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
-
     def save(self, path: Path) -> None:
-        files.write(path, self.to_json())
+        files.write(path, json.dumps({"version": VERSION, **asdict(self)}, indent=1))
 
     @staticmethod
-    def from_json(
-        text: str, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1
-    ) -> LatencyTable:
-        """A stored table, if it holds for this machine and for what is asked."""
+    def _read(text: str, threads: int, runtime: str, device: str, batch: int) -> LatencyTable:
         data = load_json(text, "a table of latencies", LatencyError)
         if data.pop("version", None) != VERSION:
             raise LatencyError(f"this table of latencies is not of version {VERSION}: build it again")
@@ -236,15 +176,11 @@ class LatencyTable:
             table = LatencyTable(img_size=size, parts=parts, fit=Fit(**data.pop("fit")), **data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
-        here = {
-            "machine": machine(device, runtime),
-            "threads": threads,
-            "runtime": runtime,
-            "device": device,
-            "batch": batch,
-        }
-        then = {name: getattr(table, name) for name in here}
-        other = [f"{name}: {then[name]} then, {value} now" for name, value in here.items() if then[name] != value]
+        here = {"threads": threads, "runtime": runtime, "device": device, "batch": batch}
+        other = []
+        for name, now in {"machine": machine(device, runtime), **here}.items():
+            if (then := getattr(table, name)) != now:
+                other.append(f"{name}: {then} then, {now} now")
         if other:
             raise LatencyError(
                 f"this table of latencies was measured under other conditions ({'; '.join(other)}): build one here"
@@ -253,24 +189,16 @@ class LatencyTable:
 
     @staticmethod
     def load(path: Path, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1) -> LatencyTable:
-        """The table of a file (see `from_json`)."""
+        """The table of a file, if it holds for this machine and for what is asked."""
         try:
-            text = path.read_text()
+            return LatencyTable._read(path.read_text(), threads, runtime, device, batch)
         except (OSError, UnicodeDecodeError) as error:
             raise LatencyError(f"the table of latencies {path} cannot be read: {error}") from error
-        try:
-            return LatencyTable.from_json(text, threads=threads, runtime=runtime, device=device, batch=batch)
         except LatencyError as error:
             raise LatencyError(f"{path}: {error}") from error
 
 
 # --- what is counted ---
-
-
-def _genes(space: Space, archs: Genes | Iterable[Arch] | Arch) -> Genes:
-    if isinstance(archs, np.ndarray):
-        return archs
-    return space.encode([archs] if isinstance(archs, Arch) else archs)
 
 
 def _counts(space: Space, genes: Genes, num_classes: int, img_size: Size | None) -> Iterator[tuple[slice, str, Floats]]:
@@ -315,7 +243,7 @@ def _tabulate(space: Space, genes: Genes, num_classes: int, img_size: Size | Non
     """The sums over each part of whole networks."""
     found: dict[str, Floats] = {}
     for rows, part, counted in _counts(space, genes, num_classes, img_size):
-        found.setdefault(part, np.zeros((len(genes), len(COUNTS))))[rows] += counted
+        found.setdefault(part, np.zeros((len(genes), 3)))[rows] += counted
     return found
 
 
@@ -332,10 +260,8 @@ def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str,
     differs = np.ptp(columns, 0) > 0
     differs[0] = True
     solved = np.zeros(columns.shape[1])
-    solved[differs], _ = nnls(
-        columns[:, differs] / scale[differs] / measured[:, None], np.ones(len(measured)), maxiter=100 * len(scale)
-    )
-    solved[differs] /= scale[differs]
+    relative = columns[:, differs] / scale[differs] / measured[:, None]
+    solved[differs] = nnls(relative, np.ones(len(measured)), maxiter=100 * len(scale))[0] / scale[differs]
     rates = solved[1:].reshape(-1, 3).tolist()
     return float(solved[0]), {part: (a, b, c) for part, (a, b, c) in zip(parts, rates, strict=True)}
 
@@ -353,29 +279,15 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
     """Measures stand-alone networks in turn; in groups if they need much memory, with the first network in each group
     to tell the drift."""
 
-    def time(archs: Sequence[Arch], seconds: float, progress: Progress) -> list[float]:
+    def time(archs: Sequence[Arch], seconds: float) -> list[float]:
         models: list[Network] = []
         times: list[float] = []
         for k, arch in enumerate(archs):
             models.append(model(arch, num_classes))
             if sum(p.numel() for m in models for p in m.parameters()) < AT_A_TIME and k + 1 < len(archs):
                 continue
-            done, share = len(times) / len(archs), (k + 1 - len(times)) / len(archs)
-
-            def tell(part: float, done: float = done, share: float = share) -> None:
-                progress(done + part * share)
-
-            each = seconds / len(archs)
-            timings = measure_in_turn(
-                models,
-                img_size,
-                batch=batch,
-                runtime=runtime,
-                threads=threads,
-                seconds=each,
-                device=device,
-                progress=tell,
-            )
+            how = Turns(threads=threads, seconds=seconds / len(archs), device=device)
+            timings = measure_in_turn(models, img_size, batch=batch, runtime=runtime, **how)
             found = [t.fastest for t in timings]
             disturbed = float(np.median([t.median / t.fastest for t in timings]))
             times += [t * times[0] / found[0] for t in found[1:]] if times else [t * disturbed for t in found]

@@ -25,7 +25,6 @@ from superformer.space.arch import Arch
 from superformer.space.schema import family
 
 END = "end"
-
 Moments = tuple[tuple[int, ...], ...]
 
 
@@ -54,11 +53,9 @@ def hollow(arch: Arch, num_classes: int = 1000) -> Network:
         net = family(arch.family)(point(arch), num_classes).eval()
     zeros = torch.zeros(max((p.numel() for p in net.parameters()), default=0))
     for module in net.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(
-                    zeros[: parameter.numel()].view(parameter.shape), requires_grad=False
-                )
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = nn.Parameter(zeros[: p.numel()].view(p.shape), requires_grad=False)
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else torch.zeros(buffer.shape, dtype=buffer.dtype)
     return net
@@ -168,11 +165,7 @@ class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moment()
         found = {}
         for part, moments in self.parts.items():
-            most = [
-                m
-                for k, m in enumerate(moments)
-                if not any(m < other or (m == other and j < k) for j, other in enumerate(moments))
-            ]
+            most = [m for m in moments if not any(m < other for other in moments)]
             places = {event: n for n, event in enumerate(sorted(set().union(*most)))}
             shape = tuple(sorted({tuple(sorted(places[e] for e in m)) for m in most}))
             found[part] = Held(shape, tuple(self.sizes[e] for e in places))
@@ -190,9 +183,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 def _storages(tree: Any) -> set[int]:
     return {t.untyped_storage()._cdata for t in _tensors(tree)}
-
-
-# --- what would take most of the time ---
 
 
 def _product(one: Tensor, other: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from superformer.space.arch import StageArch
 from superformer.space.costs import skeleton
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 Values = Mapping[str, NDArray[Any]]
 Key = tuple[Any, ...]
 
@@ -57,26 +58,16 @@ class MemoryTable:
     followed: int = 0
 
     @staticmethod
-    def build(
-        space: Space,
-        num_classes: int = 1000,
-        img_size: Size | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[float], None] | None = None,
-    ) -> MemoryTable:
+    def build(space: Space, num_classes: int = 1000, img_size: Size | None = None, *, seed: int = 0) -> MemoryTable:
         """Follow networks of the space, drawn with ``seed``, until predictions are right ``CHECKED`` times in a row."""
         table, right = MemoryTable(space, num_classes, img_size), 0
-        progress = progress or (lambda done: None)
         genes = space.sample_genes(4 * FIRST, np.random.default_rng(seed))
         for k in range(FIRST):
             table._follow(genes[k : k + 1], SHORT)
-            progress((k + 1) / (FIRST + CHECKED))
         for k in range(FIRST, len(genes)):
             row = genes[k : k + 1]
             predicted, real = table._predict(row)[0], table._follow(row)
             right = right if np.isnan(predicted) else right + 1 if predicted == real else 0
-            progress((FIRST + right) / (FIRST + CHECKED))
             if right == CHECKED:
                 break
         return table
@@ -199,22 +190,18 @@ class _Part:
         return (), {}
 
 
-def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, NDArray[np.int64]]:
+def _grouped(columns: Sequence[NDArray[Any]], n: int) -> dict[Key, Rows]:
     """The rows that have the same values."""
-    groups: dict[Key, NDArray[np.int64]] = {(): np.arange(n)}
-    for column in columns:
-        groups = {
-            (*key, v): rows[column[rows] == v] for key, rows in groups.items() for v in np.unique(column[rows]).tolist()
-        }
+    groups: dict[Key, Rows] = {(): np.arange(n)}
+    for c in columns:
+        groups = {(*key, v): rows[c[rows] == v] for key, rows in groups.items() for v in np.unique(c[rows]).tolist()}
     return groups
 
 
 # --- what may matter to a part ---
 
 
-def _described(
-    space: Space, genes: Genes, num_classes: int
-) -> Iterator[tuple[NDArray[np.int64], str, str, Values, Floats]]:
+def _described(space: Space, genes: Genes, num_classes: int) -> Iterator[tuple[Rows, str, str, Values, Floats]]:
     """Of each part of each network: the rows of the population, the part, its name in the network, all values that may
     matter, and the logarithms of those that are numbers.
 

@@ -44,17 +44,6 @@ def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.
 
 
 @contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """So many threads, and what it was before afterwards. None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In eval mode; every part is in its own mode again afterwards."""
     training = {m: m.training for m in model.modules()}
@@ -115,16 +104,14 @@ def _onnx(model: nn.Module, given: Sequence[Tensor], threads: int) -> list[Run]:
     """One session for all batches (as fast as one for each), as `superformer.interop` writes it."""
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads disturb what comes next
     largest = max(given, key=len).cpu()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         file = str(Path(folder) / "model.onnx")
         as_onnx(model, largest, any_batch=len(given) > 1).save(file)
         session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    feeds = [{name: x.cpu().numpy()} for x in given]
+    feeds = [{session.get_inputs()[0].name: x.cpu().numpy()} for x in given]
     return [lambda feed=feed: session.run(None, feed)[0] for feed in feeds]  # type: ignore[misc]
 
 
@@ -147,19 +134,14 @@ def traced(model: nn.Module, x: Tensor, any_batch: bool = False) -> torch.export
 
 def as_onnx(model: nn.Module, x: Tensor, any_batch: bool = False) -> torch.onnx.ONNXProgram:
     """A model as ONNX, without the places in its source that torch notes at every operation."""
+    exported, shapes = traced(model, x, any_batch), ({0: "batch"},) if any_batch else None
     with _quiet():
         program = torch.onnx.export(
-            traced(model, x, any_batch),
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=({0: "batch"},) if any_batch else None,
-            dynamo=True,
-            verbose=False,
+            exported, input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=shapes, dynamo=True, verbose=False
         )
     assert program is not None
-    for node in itertools.chain(
-        program.model.graph.all_nodes(), *(f.all_nodes() for f in program.model.functions.values())
-    ):
+    functions = program.model.functions.values()
+    for node in itertools.chain(program.model.graph.all_nodes(), *(f.all_nodes() for f in functions)):
         node.metadata_props.clear()
     return program
 

@@ -159,13 +159,6 @@ class _Sum(torch.autograd.Function):
         return grad
 
 
-def synchronise(net: nn.Module, on: bool = True) -> None:
-    """Let all batch norms of a network take the pictures of all processes, or (not ``on``) of their own alone."""
-    for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            setattr(module, SYNCED, on)
-
-
 def is_synced(norm: nn.Module) -> bool:
     return bool(getattr(norm, SYNCED, False)) and norm.training and dist.is_initialized() and dist.get_world_size() > 1
 

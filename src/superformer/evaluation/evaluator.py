@@ -10,44 +10,43 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superformer import data
+from superformer.cost import cost
 from superformer.data.augment import normalise
-from superformer.elastic.conv import BatchNorm, synchronise
-from superformer.errors import SuperformerError
+from superformer.elastic.conv import BatchNorm, recalibrate
+from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.prefix_tree import grow, prefix_order, walk
 from superformer.families.network import Network
 from superformer.recipes import Recipe
 from superformer.recipes.settings import Data
+from superformer.runs import Run
+from superformer.runs.processes import synchronise
+from superformer.runs.storage import load_supernet
+from superformer.space import Space
 from superformer.space.arch import Arch
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """Pictures and labels, from the beginning each time it is called."""
-TOGETHER = 64
-"""Networks of one tree."""
-BATCH = 256
-"""Pictures of one batch."""
-LAP = 32
-"""Pictures of a race between two looks at who is left."""
+SPLITS = ("test", "search")
+TOGETHER, BATCH, LAP = 64, 256, 32
+"""Networks of one tree; pictures of one batch, and of a race between two looks at who is left."""
 CALIBRATION_BATCHES, CALIBRATION_BATCH = 8, 64
 """Batches of training pictures that batch norms are estimated on, and their size."""
 CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
 class Score(NamedTuple):
-    """Of a network on some pictures: the share that it gets right, and its mean cross-entropy (not a number:
-    unknown)."""
+    """Of a network on some pictures: the share it gets right, and its mean cross-entropy (not a number: unknown)."""
 
     accuracy: float
     loss: float
-
-
-STOPPED = Score(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Race:
     """The accuracy that each network must be able to reach; one that cannot is stopped.
 
     Without a ``margin`` the bound is exact: what it would be with all of the remaining pictures right. With one, a
-    network is taken to get no more of the rest right than of the pictures so far, and so many standard errors besides.
-    """
+    network is taken to get no more of the rest right than of those so far, and so many standard errors besides."""
 
     needed: Sequence[float]
     margin: float | None = None
@@ -109,14 +107,22 @@ def _variation(settings: Data, size: int) -> tuple[int, bool]:
 
 
 def needs_recalibration(net: Network) -> bool:
-    """Whether a sub-network's batch norms have no statistics of its own until they are estimated; a network by itself
-    has its own."""
+    """Whether a sub-network's batch norms have no statistics of its own until they are estimated."""
     return net.space.size > 1 and any(isinstance(m, BatchNorm) for m in net.modules())
 
 
 def sides_of(net: Network, recipe: Recipe) -> tuple[str, ...]:
     """Those of bilateral sharing that a recipe trains, and so judges."""
     return net.sharing.sides if recipe.sampling.sides == "both" else ("left",)
+
+
+def calibration_batches(
+    pictures: data.DataSet, recipe: Recipe, img_size: int, device: torch.device | None
+) -> Iterator[Tensor]:
+    """Training pictures that batch norms are estimated on."""
+    most = CALIBRATION_BATCHES * CALIBRATION_BATCH
+    for x, _ in data.eval_batches(pictures.train, recipe.data, img_size, CALIBRATION_BATCH, limit=most):
+        yield x.to(device)
 
 
 class Evaluator:
@@ -160,31 +166,22 @@ class Evaluator:
         """On a part of a data set, as a recipe prepares pictures; batch norms are estimated on its training pictures.
         ``varied``: on each picture's `varied_copies`, too."""
 
-        def batches(which: data.Pictures, size: int, most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-            for x, labels in data.eval_batches(which, recipe.data, img_size, size, limit=most):
-                yield x.to(device), labels.to(device)
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for x, labels in data.eval_batches(part, recipe.data, img_size, BATCH, limit=limit):
+                for one in varied_copies(x.to(device), recipe.data) if varied else (x.to(device),):
+                    yield one, labels.to(device)
 
-        def with_copies() -> Iterator[tuple[Tensor, Tensor]]:
-            for x, labels in batches(part, BATCH, limit):
-                for one in varied_copies(x, recipe.data) if varied else (x,):
-                    yield one, labels
-
-        calibration: list[Tensor] = []
-        if needs_recalibration(net):
-            some = batches(pictures.train, CALIBRATION_BATCH, CALIBRATION_BATCHES * CALIBRATION_BATCH)
-            calibration = [x for x, _ in some]
         known = len(part) if limit is None else min(limit, len(part))
         known *= count_copies(recipe.data, img_size) if varied else 1
-        return Evaluator(net, with_copies, calibration, sides_of(net, recipe), known)
+        some = calibration_batches(pictures, recipe, img_size, device) if needs_recalibration(net) else ()
+        return Evaluator(net, batches, tuple(some), sides_of(net, recipe), known)
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
-        """The accuracy of each architecture."""
         return [score.accuracy for score in self.scores(archs)]
 
     def scores(self, archs: Sequence[Arch], race: Race | None = None) -> list[Score]:
         """The accuracy and the loss of each architecture; with a race, not numbers for those that were stopped."""
-        was, found = self.net.training, dict[int, Score]()
-        order = prefix_order(archs)
+        was, found, order = self.net.training, dict[int, Score](), prefix_order(archs)
         self.net.eval()
         try:
             for start in range(0, len(order), TOGETHER):
@@ -200,25 +197,80 @@ class Evaluator:
         left, seen = set(range(len(archs))), 0
         for side in self.sides:
             root = None
-            for x, labels in _laps(self.batches(), race):
-                first = root is None
+            for x, labels in self._laps(race):
+                calibration = self.calibration if root is None else ()
                 if root is None:
                     root = grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
                 if race is not None and self.pictures:
                     left -= race.lost(right, seen, len(self.sides) * self.pictures)
                     if not root.prune(left):
                         break
-                for k, logits in walk(root, x, self.calibration if first else ()):
+                for k, logits in walk(root, x, calibration):
                     right[k] += float((logits.argmax(1) == labels).sum())
                     loss[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
                 seen += len(labels)
         pairs = (torch.stack([right, loss], 1) / max(seen, 1)).tolist()
-        return [Score(*pair) if k in left else STOPPED for k, pair in enumerate(pairs)]
+        return [Score(*pair) if k in left else Score(math.nan, math.nan) for k, pair in enumerate(pairs)]
+
+    def _laps(self, race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches; for a race in smaller parts, after each of which some can be stopped."""
+        for x, labels in self.batches():
+            size = len(x) if race is None else LAP
+            for start in range(0, len(x), size):
+                yield x[start : start + size], labels[start : start + size]
 
 
-def _laps(batches: Iterable[tuple[Tensor, Tensor]], race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches; for a race in smaller parts, after each of which some can be stopped."""
-    for x, labels in batches:
-        size = len(x) if race is None else LAP
-        for start in range(0, len(x), size):
-            yield x[start : start + size], labels[start : start + size]
+@dataclass(frozen=True)
+class TrainedRun:
+    """Its supernet (or another network trained on its pictures), its pictures, and how networks are judged by them."""
+
+    run: Run
+    recipe: Recipe
+    net: Network
+    pictures: data.DataSet
+    img_size: int
+    device: torch.device | None = None
+
+    @classmethod
+    def of(
+        cls, run: Run, net: Network | None = None, img_size: int | None = None, device: torch.device | None = None
+    ) -> Self:
+        """``net``: if not the run's supernet; ``img_size``: if not that of its training. Pictures that changed since
+        are refused."""
+        run.require_trained()
+        recipe, size = run.recipe(), img_size or int(run.facts()["img_size"])
+        pictures = data.load(run.facts()["data"], recipe.data, size)
+        run.require_pictures(pictures.fingerprint)
+        net = net or load_supernet(run.supernet_file)
+        return cls(run, recipe, net.to(device), pictures, size, device)
+
+    @property
+    def space(self) -> Space:
+        return self.net.space
+
+    def network(self, arch: Arch) -> Network:
+        """A sub-network with the weights it inherits; its batch norms are estimated on training pictures."""
+        net = self.net.extract(arch)
+        recalibrate(net, calibration_batches(self.pictures, self.recipe, self.img_size, self.device))
+        return net
+
+    def evaluator(self, part: data.Pictures | None = None, limit: int | None = None, varied: bool = False) -> Evaluator:
+        """Of sub-networks, on the search split or on another ``part`` of the pictures (see `Evaluator.of`)."""
+        part = self.pictures.search if part is None else part
+        return Evaluator.of(self.net, self.recipe, self.pictures, part, self.img_size, limit, self.device, varied)
+
+
+def evaluate(folder: str | Path, words: Sequence[str], split: str = "test") -> list[dict[str, Any]]:
+    """Accuracy, MACs and parameters of sub-networks of a trained supernet, a row each."""
+    if split not in SPLITS:
+        raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
+    run = Run.open(folder)
+    run.require_trained()
+    archs = [run.arch(word) for word in words]
+    trained = TrainedRun.of(run)
+    scores = trained.evaluator(trained.pictures.test() if split == "test" else None)(archs)
+    costs = cost(trained.space, archs, num_classes=trained.net.num_classes)
+    return [
+        {"arch": word, "accuracy": score, "macs": int(macs), "params": int(params)}
+        for word, score, macs, params in zip(words, scores, costs.macs, costs.params, strict=True)
+    ]

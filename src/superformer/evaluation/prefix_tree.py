@@ -56,9 +56,8 @@ class Node:
         before)."""
         after = self._estimate(calibration) if calibration else []
         for norm, (mean, var) in zip(self.norms, self.statistics or (), strict=bool(self.statistics)):
-            running_mean, running_var = _running(norm)
-            running_mean.copy_(mean)
-            running_var.copy_(var)
+            for running, estimated in zip(_running(norm), (mean, var), strict=True):
+                running.copy_(estimated)
         return self.run(x), after
 
     def _estimate(self, calibration: Sequence[Tensor]) -> list[Tensor]:
@@ -81,12 +80,11 @@ def _running(norm: BatchNorm) -> tuple[Tensor, Tensor]:
 def prefix_order(archs: Sequence[Arch]) -> list[int]:
     """The places of architectures in an order in which those that begin alike follow one another."""
 
-    def prefix(k: int) -> tuple[object, ...]:
-        arch = archs[k]
+    def prefix(arch: Arch) -> tuple[object, ...]:
         stages = tuple((repr(s.choices), s.at or (), tuple(map(repr, s.blocks))) for s in arch.stages)
         return arch.resolution, repr(arch.choices), stages
 
-    return sorted(range(len(archs)), key=prefix)
+    return sorted(range(len(archs)), key=lambda k: prefix(archs[k]))
 
 
 def grow(net: Network, archs: Sequence[Arch], size: tuple[int, int], side: str = "left") -> Node:
@@ -109,12 +107,11 @@ def _parts(net: Network, at: Pass, leaf: int) -> Iterator[tuple[object, Forward,
         key: object = (own.choices, len(own.blocks) if net.depth_matters else bool(own.blocks))
         if i == 0:
             key = (arch.resolution, arch.choices, key)
-        enter = net.stage(i).enter
-        modules = [*(outside if i == 0 else ()), *(() if enter is None else (enter,))]
+        modules = (outside if i == 0 else []) + [m for m in (net.stage(i).enter,) if m is not None]
         yield key, functools.partial(_enter, net, i, at), modules
         for step, place in zip(at.stages[i], places, strict=True):
             yield (place, step.values), functools.partial(_block, step, at), [step.block]
-    yield ("end", leaf), functools.partial(_end, net, at), outside
+    yield ("end", leaf), lambda x: net.classify(net.finish(x, at), at), outside
 
 
 def _enter(net: Network, stage: int, at: Pass, x: Tensor) -> Tensor:
@@ -126,17 +123,11 @@ def _block(visit: Visit, at: Pass, x: Tensor) -> Tensor:
     return out
 
 
-def _end(net: Network, at: Pass, x: Tensor) -> Tensor:
-    out: Tensor = net.classify(net.finish(x, at), at)
-    return out
-
-
 @torch.no_grad()
 def walk(root: Node, x: Tensor, calibration: Sequence[Tensor] = ()) -> Iterator[tuple[int, Tensor]]:
     """The logits of every network, as (place in the list, logits).
 
-    ``calibration``: batches of training pictures, for the first pictures that walk through a tree with batch norms.
-    """
+    ``calibration``: batches of training pictures, for the first pictures that walk through a tree with batch norms."""
     x, also = root.forward(x, calibration)
     stack = [(child, x, also) for child in reversed(root.children.values())]
     while stack:

@@ -8,8 +8,8 @@ import time
 
 import superformer
 from superformer.cost import cost
-from superformer.errors import SuperformerError, amount
 from superformer.draw.sketch import space_table
+from superformer.errors import SuperformerError, amount
 from superformer.machine import machine
 from superformer.recipes import names, resolve
 from superformer.recipes.search import Options, method_settings

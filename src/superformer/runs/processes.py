@@ -14,7 +14,9 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from superformer.elastic.conv import SYNCED
 
 T = TypeVar("T")
 BUCKET = 8 * 2**20
@@ -96,3 +98,11 @@ class World:
             flat = self.mean(torch.cat([g.flatten() for g in grads]))
             for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
                 grad.copy_(part.view(grad.shape))
+
+
+def synchronise(net: nn.Module, on: bool = True) -> None:
+    """Let all batch norms of a network take the pictures of all processes; or, for what one process does by itself,
+    not."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            setattr(module, SYNCED, on)

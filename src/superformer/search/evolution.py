@@ -40,10 +40,8 @@ from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
 from superformer.recipes import search as recipe
-from superformer.search import pareto
 from superformer.search.methods import Proposer
-from superformer.search.pareto import Floats, Ints
-from superformer.search.problem import Problem, alive, canonical
+from superformer.search.problem import Floats, Ints, Problem, alive, canonical, ordered, reach
 from superformer.space import Genes, Space
 from superformer.space.genes import cross, mutate
 
@@ -51,9 +49,7 @@ from superformer.space.genes import cross, mutate
 class Evolution(Proposer):
     """Mutation and crossover of the best so far."""
 
-    def __init__(self, problem: Problem, settings: recipe.Evolution):
-        super().__init__(problem)
-        self.settings = settings
+    settings: recipe.Evolution
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         own = self.settings
@@ -92,15 +88,13 @@ def pairs(parents: Genes, n: int, rng: np.random.Generator) -> tuple[Genes, Gene
     return parents[first], parents[second]
 
 
-# --- NSGA-II ---
-
-
 class Nsga2(Proposer):
     """Non-dominated sorting, crowding, tournaments."""
 
+    settings: recipe.Nsga2
+
     def __init__(self, problem: Problem, settings: recipe.Nsga2):
-        super().__init__(problem)
-        self.settings = settings
+        super().__init__(problem, settings)
         self.population: Ints = np.zeros(0, dtype=np.int64)
         self._rank, self._distance, self._told = self.population, np.zeros(0), 0
 
@@ -119,7 +113,7 @@ class Nsga2(Proposer):
     def matters(self, rows: Floats) -> Floats:
         """A row that as many others dominate as survive is on a later front than all of them."""
         known = self.asked.scores[self._pool()]
-        return pareto.reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
+        return reach(known[np.isfinite(known).all(1)], rows, self.problem.maximise, self.settings.population)
 
     def _pool(self) -> Ints:
         """The population, and the rows told since."""
@@ -128,9 +122,7 @@ class Nsga2(Proposer):
     def _survive(self) -> None:
         """The best of the pool stay."""
         pool, own = self._pool(), self.settings
-        order, self._rank, self._distance = pareto.ordered(
-            self.asked.scores[pool], self.problem.maximise, own.population
-        )
+        order, self._rank, self._distance = ordered(self.asked.scores[pool], self.problem.maximise, own.population)
         self.population, self._told = pool[order], len(self.asked)
 
     def _children(self, n: int, rng: np.random.Generator) -> Genes:
@@ -146,11 +138,9 @@ def tournaments(rank: Ints, distance: Floats, n: int, rng: np.random.Generator) 
     def winners(_: Any, duels: Ints, random_state: np.random.Generator, **__: Any) -> Ints:
         a, b = duels.T
         luck = random_state.random(len(duels)) < 0.5
-        better = (rank[a] < rank[b]) | (
-            (rank[a] == rank[b]) & ((distance[a] > distance[b]) | ((distance[a] == distance[b]) & luck))
-        )
-        won: Ints = np.where(better, a, b)[:, None]
-        return won
+        less_crowded = (distance[a] > distance[b]) | ((distance[a] == distance[b]) & luck)
+        better = (rank[a] < rank[b]) | ((rank[a] == rank[b]) & less_crowded)
+        return np.asarray(np.where(better, a, b)[:, None])
 
     chosen: Ints = TournamentSelection(func_comp=winners).do(None, rank, n, 2, to_pop=False, random_state=rng)
     return chosen

@@ -1,8 +1,7 @@
 """The front of a search: the best architectures within the limits, none better than another in every objective.
 
 In phases: `select` the front from everything that the history knows; `rejudge` the most accurate on more pictures, to
-find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`);
-`serialise`."""
+find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`)."""
 
 from __future__ import annotations
 
@@ -17,9 +16,8 @@ import numpy as np
 from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import Evaluator, Score
 from superformer.progress import Tell
-from superformer.search import pareto
 from superformer.search.history import Evaluation, History, Record
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats, front
 from superformer.search.scores import FINALISTS, JUDGED, agreed, ranked
 from superformer.search.task import Task
 from superformer.space.arch import Arch
@@ -27,18 +25,13 @@ from superformer.space.sampling import say_cost
 
 VARIED = "moved_"
 """What the names of the values on more pictures begin with."""
-AT_ONCE = 6
-"""Networks that are measured in turn: the best first, until one meets the limits."""
-MEASURED = 12
-"""The most accurate networks of a front, which are all measured."""
-SECONDS = 1.0
-"""For each network."""
+AT_ONCE, MEASURED, SECONDS = 6, 12, 1.0
+"""Networks that are measured in turn, the best first, until one meets the limits; the most accurate of a front, which
+are all measured; for each network."""
 DRIFT, ENOUGH = 1.25, 3
 """How far the median of so many measured networks may be from what was predicted before it is told."""
-TOLD = 8
-"""Rows that are told."""
-KEYS = {"latency": "measured", "throughput": "measured_throughput"}
-"""Under which name a row has what was measured."""
+TOLD, KEYS = 8, {"latency": "measured", "throughput": "measured_throughput"}
+"""Rows that are told, and under which name a row has what was measured."""
 
 Row = dict[str, Any]
 
@@ -46,18 +39,20 @@ Row = dict[str, Any]
 def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tell) -> Row:
     """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
     it, which is among the rows even if another one is more accurate on the fewer pictures."""
-    known, inside, front = select(task, history)
-    rows = {k: known.row(k) for k in front}
+    known, inside, on_front = select(task, history)
+    rows = {k: known.row(k) for k in on_front}
     finalists = [] if varied is None else rejudge(known, inside, varied, history, tell)
     candidates = {k: rows.get(k) or known.row(k) for k in [*finalists, *rows]}
     best = best_measured(task, list(candidates.values()), list(rows.values()), tell)
     rows |= {k: row for k, row in candidates.items() if row is best}
     shown = [rows[k] for k in known.sort(rows)]
-    tell(f"{len(known.archs)} architectures known, {len(front)} on the front")
+    tell(f"{len(known.archs)} architectures known, {len(on_front)} on the front")
     for row in [row for k, row in enumerate(shown) if k < TOLD or row is best]:
-        costs = "  ".join(f"{say_cost(name, row[name])} {name}{_say_measured(row, name)}" for name in known.costs)
+        measured = {n: f" ({say_cost(n, row[KEYS[n]])} measured)" for n in KEYS if KEYS[n] in row}
+        costs = "  ".join(f"{say_cost(n, row[n])} {n}{measured.get(n, '')}" for n in known.costs)
         tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}" + "  <- best" * (row is best))
-    return serialise(task, known, shown, best)
+    settings = {**task.settings, "weights": task.run.fingerprint(), "evaluated": len(known.archs)}
+    return {**settings, "best": best["key"] if best else None, "front": shown}
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,8 @@ def select(task: Task, history: History) -> tuple[Known, list[int], list[int]]:
     known = Known(records, archs, ranked([_score(r.values) for r in records]), problem.costs(genes))
     columns = [known.rank if o.name == "accuracy" else known.costs[o.name] for o in problem.objectives]
     inside = np.flatnonzero(problem.feasible(genes))
-    front = inside[pareto.front(np.stack(columns, 1)[inside], problem.maximise)]
-    return known, known.sort(inside), known.sort(front)
+    best = inside[front(np.stack(columns, 1)[inside], problem.maximise)]
+    return known, known.sort(inside), known.sort(best)
 
 
 def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell) -> list[int]:
@@ -121,31 +116,17 @@ def _score(values: Mapping[str, float], which: str = "") -> Score:
     return Score(values.get(which + "accuracy", math.nan), values.get(which + "loss", math.nan))
 
 
-def serialise(task: Task, known: Known, rows: Sequence[Row], best: Row | None) -> Row:
-    """What ``front.json`` says."""
-    return {
-        **task.settings,
-        "weights": task.run.fingerprint(),
-        "evaluated": len(known.archs),
-        "best": best["key"] if best else None,
-        "front": rows,
-    }
-
-
-# --- measuring for real ---
-
-
-def best_measured(task: Task, rows: list[Row], front: list[Row], tell: Tell) -> Row | None:
+def best_measured(task: Task, rows: list[Row], on_front: list[Row], tell: Tell) -> Row | None:
     """The first of the rows. Where latency or throughput is limited, the first that meets the limits when it is
     measured, twice: of many that lie near a limit, some meet it once by luck. If none does, the nearest."""
     if not rows or not _tables(task):
         return rows[0] if rows else None
     best = _first_within(task, rows, tell)
-    left = [row for row in front[:MEASURED] if not any(key in row for key in KEYS.values())]
+    left = [row for row in on_front[:MEASURED] if not any(key in row for key in KEYS.values())]
     if left:
         tell(f"measuring {len(left)} more networks of the front")
         measure(task, left)
-    for line in drift(list({row["key"]: row for row in (*rows, *front)}.values())):
+    for line in drift(list({row["key"]: row for row in (*rows, *on_front)}.values())):
         tell(line)
     return best
 
@@ -162,10 +143,8 @@ def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
             if not _excess(task, row):
                 return row
     nearest = min(rows, key=lambda row: _excess(task, row))
-    tell(
-        f"none of the {len(rows)} best networks met the limits when it was measured; "
-        f"the nearest, {nearest['key']}, is the best"
-    )
+    best = f"the nearest, {nearest['key']}, is the best"
+    tell(f"none of the {len(rows)} best networks met the limits when it was measured; {best}")
     return nearest
 
 
@@ -204,7 +183,3 @@ def drift(rows: Sequence[Row]) -> Iterator[str]:
             f"{'began' if ratio > 1 else 'ended'} since the table was measured. On a quiet machine, "
             "delete the latency-*.json of the run and search again (nothing is evaluated twice)"
         )
-
-
-def _say_measured(row: Row, name: str) -> str:
-    return f" ({say_cost(name, row[KEYS[name]])} measured)" if KEYS.get(name) in row else ""

@@ -105,8 +105,7 @@ class History:
 
     @classmethod
     def latest(cls, path: str | Path, weights: str) -> Self | None:
-        """To read: of these weights, on the pictures that they were searched with last; None if the file knows nothing
-        of them."""
+        """To read: of these weights, on the pictures they were searched with last; None if nothing is known of them."""
         query = """SELECT split FROM subjects LEFT JOIN searches ON searches.subject = subjects.id WHERE weights = ?
                    ORDER BY COALESCE(searches.time, 0) DESC, subjects.id DESC LIMIT 1"""
         with closing(_reader(Path(path))) as db, _explained(Path(path)):
@@ -115,9 +114,8 @@ class History:
 
     def _find_subject(self, weights: str, split: str) -> int | None:
         with _explained(self.path):
-            row = self._db.execute(
-                "SELECT id FROM subjects WHERE weights = ? AND split = ?", (weights, split)
-            ).fetchone()
+            query = "SELECT id FROM subjects WHERE weights = ? AND split = ?"
+            row = self._db.execute(query, (weights, split)).fetchone()
         if row is not None or self.readonly:
             return None if row is None else int(row[0])
         with self._change():
@@ -131,8 +129,6 @@ class History:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # --- reading ---
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, float]]:
         """What is known of these architectures; those never evaluated are left out."""
@@ -183,19 +179,16 @@ class History:
         """How many evaluations of other weights or other data the file holds."""
         return int(self._rows("SELECT COUNT(*) FROM evaluations WHERE subject IS NOT ?")[0][0])
 
-    # --- writing ---
-
     def begin_search(self, settings_json: str) -> int:
-        """Note a search and its settings (a JSON object; its ``method`` is shown beside the evaluations). The number is
-        for `put`."""
+        """Note a search and its settings, a JSON object (``method`` is shown beside evaluations); its number."""
         try:
             settings = json.loads(settings_json)
         except ValueError as error:
             raise HistoryError(f"the settings of a search must be JSON text, and this is not: {error}") from error
         if not isinstance(settings, dict):
             raise HistoryError(f"the settings of a search must be a JSON object, not {settings!r}")
+        query = "INSERT INTO searches (subject, settings, time) VALUES (?, ?, ?)"
         with self._change():
-            query = "INSERT INTO searches (subject, settings, time) VALUES (?, ?, ?)"
             number = self._db.execute(query, (self._subject, settings_json, time.time())).lastrowid
         assert number is not None
         return number
@@ -206,13 +199,18 @@ class History:
         Of an architecture that is there already new values are added, and old ones stay as they are: searches have used
         them."""
         for row in rows:
-            _check(row)
+            if not row.key or not row.values:
+                given = f"{row.key!r} and {dict(row.values)}"
+                raise HistoryError(f"an evaluation needs a key and at least one value, not {given}")
+            for name, value in {**row.values, "seconds": row.seconds}.items():
+                if not math.isfinite(value):
+                    why = "only finite numbers are kept. Was the supernet trained without NaN?"
+                    raise HistoryError(f"{name} of {row.key} is {value}: {why}")
         if not rows:
             return
         if search is not None and not self._rows("SELECT 1 FROM searches WHERE subject = ? AND id = ?", search):
-            raise HistoryError(
-                f"there is no search {search} of these weights and data in {self.path}: begin_search() gives the number"
-            )
+            none = f"there is no search {search} of these weights and data in {self.path}"
+            raise HistoryError(f"{none}: begin_search() gives the number")
         insert = """INSERT INTO evaluations (subject, key, arch, "values", seconds, kind, search, round, time)
                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
         with self._change():
@@ -243,31 +241,13 @@ class History:
                 raise
 
 
-def _check(row: Evaluation) -> None:
-    if not row.key or not row.values:
-        raise HistoryError(f"an evaluation needs a key and at least one value, not {row.key!r} and {dict(row.values)}")
-    for name, value in {**row.values, "seconds": row.seconds}.items():
-        if not math.isfinite(value):
-            raise HistoryError(
-                f"{name} of {row.key} is {value}: only finite numbers are kept. Was the supernet trained without NaN?"
-            )
-
-
-# --- the file ---
-
-
 def _create(path: Path) -> None:
-    log = _log(path)
-    if log is not None:
-        raise HistoryError(
-            f"{path} is gone, and its log {log.name} is still there: put {path.name} back, or move the log away too"
-        )
-    db = sqlite3.connect(":memory:")
-    try:
+    if (log := _log(path)) is not None:
+        gone = f"{path} is gone, and its log {log.name} is still there"
+        raise HistoryError(f"{gone}: put {path.name} back, or move the log away too")
+    with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
         files.write(path, db.serialize())
-    finally:
-        db.close()
 
 
 def _log(path: Path) -> Path | None:
@@ -295,17 +275,13 @@ def _reader(path: Path) -> sqlite3.Connection:
                 mark = _pragma(db, "application_id")
             version = _pragma(db, "user_version")
             if mark != MARK:
-                raise HistoryError(
-                    f"{path} is not a history of superformer, and was left as it is: move it away to begin a new one, "
-                    "or choose another run"
-                )
+                other = f"{path} is not a history of superformer, and was left as it is"
+                raise HistoryError(f"{other}: move it away to begin a new one, or choose another run")
             if version > VERSION:
-                raise HistoryError(
-                    f"{path} was written by a newer superformer (version {version} of the history; "
-                    f"this one knows {VERSION}): update superformer. The file was left as it is"
-                )
-            health = _pragma(db, "quick_check(1)")
-            if health != "ok":
+                newer = f"version {version} of the history; this one knows {VERSION}"
+                update = "update superformer. The file was left as it is"
+                raise HistoryError(f"{path} was written by a newer superformer ({newer}): {update}")
+            if (health := _pragma(db, "quick_check(1)")) != "ok":
                 raise _corrupt(path, health)
         except BaseException:
             db.close()
@@ -314,8 +290,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _writer(path: Path, reader: sqlite3.Connection) -> sqlite3.Connection:
-    """The connection for writing. A commit appends to a log and flushes it (``FULL``): one flush, and readers need not
-    wait."""
+    """For writing. A commit appends to a log and flushes it (``FULL``): one flush, and readers need not wait."""
     with _explained(path):
         reader.close()
         db = _connect(path, "mode=rw")
@@ -349,18 +324,15 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise StoppedError(
-                f"another process is writing to {path}: wait until it ends, and run the same command again"
-            ) from error
-        if code == sqlite3.SQLITE_FULL:
-            raise StoppedError(
-                f"the disk is full: {path} could not be written. What it held is safe: free some space and run the "
-                "same command again"
-            ) from error
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise HistoryError(
-                f"{path} cannot be opened ({error}): look at the permissions of the file and of its folder"
-            ) from error
-        if code == sqlite3.SQLITE_IOERR:
-            raise StoppedError(f"{path} could not be read or written: {error}") from error
-        raise _corrupt(path, error) from error
+            text = f"another process is writing to {path}: wait until it ends, and run the same command again"
+        elif code == sqlite3.SQLITE_FULL:
+            text = f"the disk is full: {path} could not be written. What it held is safe: "
+            text += "free some space and run the same command again"
+        elif code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+            text = f"{path} cannot be opened ({error}): look at the permissions of the file and of its folder"
+            raise HistoryError(text) from error
+        elif code == sqlite3.SQLITE_IOERR:
+            text = f"{path} could not be read or written: {error}"
+        else:
+            raise _corrupt(path, error) from error
+        raise StoppedError(text) from error

@@ -13,9 +13,7 @@ import numpy as np
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes import search as recipe
 from superformer.recipes.search import METHODS, method_settings
-from superformer.search import pareto
-from superformer.search.pareto import Floats, Ints
-from superformer.search.problem import Flags, Problem, canonical
+from superformer.search.problem import Flags, Floats, Ints, Problem, canonical, front, minimised
 from superformer.settings import SettingsBase
 from superformer.space import Genes, Space
 from superformer.space.genes import clear
@@ -30,8 +28,7 @@ class Method(Protocol):
     """A method of search."""
 
     def ask(self) -> Genes:
-        """The rows to evaluate next, each once; while some were not told yet, these again. An empty array: the search
-        has finished."""
+        """The rows to evaluate next, each once; while some were not told yet, these again. None: it has finished."""
 
     def tell(self, genes: Genes, scores: Floats) -> None:
         """Scores (n, objectives) of rows that were asked for, in any order and in parts; not a number: could not be
@@ -76,19 +73,15 @@ class AskedRows:
     def tell(self, genes: Genes, scores: Floats) -> None:
         scores = np.asarray(scores, dtype=np.float64)
         if scores.shape != (len(genes), self.scores.shape[1]):
-            names = ", ".join(o.name for o in self.problem.objectives)
-            raise SuperformerError(
-                f"{len(genes)} rows need as many scores of ({names}), not an array of shape {scores.shape}"
-            )
-        rows = canonical(self.problem.space, genes)
-        at = [self._at.get(row.tobytes(), -1) for row in rows]
+            need = f"as many scores of ({', '.join(o.name for o in self.problem.objectives)})"
+            raise SuperformerError(f"{len(genes)} rows need {need}, not an array of shape {scores.shape}")
+        at = [self._at.get(row.tobytes(), -1) for row in canonical(self.problem.space, genes)]
         if -1 in at:
             raise SuperformerError(f"row {at.index(-1)} was never asked for: tell scores of rows that ask() gave")
         for k, score in zip(at, scores, strict=True):
             if self.told[k] and not np.array_equal(self.scores[k], score, equal_nan=True):
-                raise SuperformerError(
-                    f"a row was told to have the scores {self.scores[k].tolist()} before, and now {score.tolist()}"
-                )
+                before = self.scores[k].tolist()
+                raise SuperformerError(f"a row was told to have the scores {before} before, and now {score.tolist()}")
             self.scores[k], self.told[k] = score, True
 
     @property
@@ -103,7 +96,7 @@ class AskedRows:
     def best(self, n: int) -> Ints:
         """The rows that are best in the first objective; of equals the first."""
         rows = self.valid
-        turned = pareto.minimised(self.scores[rows], self.problem.maximise)[:, 0]
+        turned = minimised(self.scores[rows], self.problem.maximise)[:, 0]
         return rows[np.argsort(turned, kind="stable")[:n]]
 
 
@@ -111,8 +104,8 @@ class Proposer(ABC):
     """A method that proposes a lot of rows once all of its earlier ones were told. Each proposal draws from a generator
     of its own, made of the problem's seed and the proposal's number."""
 
-    def __init__(self, problem: Problem):
-        self.problem, self.space = problem, problem.space
+    def __init__(self, problem: Problem, settings: Any):
+        self.problem, self.space, self.settings = problem, problem.space, settings
         self.asked = AskedRows(problem)
         self.round, self.finished = 0, False
 
@@ -149,7 +142,7 @@ class Proposer(ABC):
             "told": told,
             "failed": told - len(valid),
             "best": float(asked.scores[top[0], 0]) if len(top) else None,
-            "front": len(pareto.front(asked.scores, self.problem.maximise)),
+            "front": len(front(asked.scores, self.problem.maximise)),
         }
 
     @property
@@ -157,23 +150,17 @@ class Proposer(ABC):
         return self.asked.genes[:0]
 
     def gather(self, want: int, make: Callable[[int], Genes], beside: Genes, tries: int = TRIES) -> Genes:
-        """At most ``want`` rows made by ``make(n)`` that are new and within the limits; at most ``tries`` are made for
-        each."""
-        found = self.none
-        made, batch = 0, 2 * want
+        """At most ``want`` new rows of ``make(n)`` within the limits; at most ``tries`` are made for each."""
+        found, made, batch = self.none, 0, 2 * want
         while len(found) < want and made < tries * want:
             rows = self.asked.new(canonical(self.space, make(batch)), np.concatenate([beside, found]))
-            rows = rows[self.problem.feasible(rows)]
-            found = np.concatenate([found, rows])[:want]
+            found = np.concatenate([found, rows[self.problem.feasible(rows)]])[:want]
             made, batch = made + batch, min(2 * batch, 4096)
         return found
 
     def fresh(self, want: int, rng: np.random.Generator, beside: Genes | None = None) -> Genes:
         """At most ``want`` random rows within the limits that are new."""
         return self.gather(want, lambda n: self.problem.draw(n, rng), self.none if beside is None else beside, DRAWS)
-
-
-# --- without learning: random rows, and all rows of a small space ---
 
 
 class Unlearned(Proposer):
@@ -186,9 +173,7 @@ class Unlearned(Proposer):
 class Random(Unlearned):
     """Random architectures within the limits, each once."""
 
-    def __init__(self, problem: Problem, settings: recipe.Random):
-        super().__init__(problem)
-        self.settings = settings
+    settings: recipe.Random
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         return self.fresh(min(self.settings.batch, self.settings.evaluations - len(self.asked)), rng)
@@ -198,21 +183,17 @@ class Exhaustive(Unlearned):
     """Every path of a space within the limits; ViTAS v1's block-level space (section 5.3) has 4,000."""
 
     def __init__(self, problem: Problem, settings: recipe.Exhaustive):
-        super().__init__(problem)
-        self.settings = settings
+        super().__init__(problem, settings)
         if problem.space.paths > settings.most:
-            raise SuperformerError(
-                f"{problem.space.name} has {problem.space.paths:.3g} paths, too many to evaluate each "
-                f"(most={settings.most:,}): narrow the space or use another method"
-            )
+            many = f"{problem.space.name} has {problem.space.paths:.3g} paths, too many to evaluate each"
+            raise SuperformerError(f"{many} (most={settings.most:,}): narrow the space or use another method")
         rows = every(problem.space)
         self.rows = rows[problem.feasible(rows)]
         if not len(self.rows):
             seen = problem.costs(rows)
             reach = " and ".join(f"{seen[n].min():,.6g} to {seen[n].max():,.6g} {n}" for n in problem.limits)
-            raise InfeasibleError(
-                f"none of the {len(rows):,} paths of {problem.space.name} lies within the limits; reachable: {reach}"
-            )
+            none = f"none of the {len(rows):,} paths of {problem.space.name} lies within the limits"
+            raise InfeasibleError(f"{none}; reachable: {reach}")
 
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         return self.rows[round_ * self.settings.batch : (round_ + 1) * self.settings.batch]

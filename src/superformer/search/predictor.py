@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.recipes import search as recipe
-from superformer.search import pareto
 from superformer.search.evolution import pairs
 from superformer.search.methods import Proposer
-from superformer.search.pareto import Floats
-from superformer.search.problem import Problem, alive
+from superformer.search.problem import Floats, Problem, alive, best
 from superformer.space import Genes, Space
 from superformer.space.genes import Columns, cross, mutate
 
@@ -34,9 +32,10 @@ IDLE = -1.0
 class Predictor(Proposer):
     """Random rows, then the best on predictions."""
 
+    settings: recipe.Predictor
+
     def __init__(self, problem: Problem, settings: recipe.Predictor):
-        super().__init__(problem)
-        self.settings = settings
+        super().__init__(problem, settings)
         self.forest: Forest | None = None
         self.correlations: dict[str, float | None] = {}
         self.candidates = 0
@@ -48,10 +47,9 @@ class Predictor(Proposer):
             return self.none
         self._learn(rng)
         rows, scores = self._evolve(rng)
-        self.candidates = len(rows)
-        new = np.arange(len(rows)) >= len(self.asked)
-        rows, scores = rows[new], scores[new]
-        return rows[pareto.best(scores, self.problem.maximise, self.settings.front)]
+        self.candidates, old = len(rows), len(self.asked)
+        rows, scores = rows[old:], scores[old:]
+        return rows[best(scores, self.problem.maximise, self.settings.front)]
 
     def _learn(self, rng: np.random.Generator) -> None:
         """Half of the rows train the forest, the other half validate it (algorithm 2, line 3)."""
@@ -67,7 +65,7 @@ class Predictor(Proposer):
         assert forest is not None
         rows, scores = self.asked.genes, forest.scores(self.asked.genes)
         for _ in range(own.rounds):
-            parents = rows[pareto.best(scores, self.problem.maximise, own.parents)]
+            parents = rows[best(scores, self.problem.maximise, own.parents)]
             children = self._children(parents, rows[len(self.asked) :], rng)
             if not len(children):
                 break
@@ -90,8 +88,7 @@ class Predictor(Proposer):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Also the predictor's correlations with measured scores: on its validation half, and on the rows it
-        proposed."""
+        """Also the predictor's correlations with measured scores: on its validation half, and on what it proposed."""
         found = {**super().report, "candidates": self.candidates, **self.correlations}
         proposed = self.asked.valid[self.asked.valid >= self.settings.first]
         if self.forest is not None and len(proposed) > 1:
@@ -153,10 +150,6 @@ def correlations(predicted: Floats, measured: Floats) -> dict[str, float | None]
     """Kendall's, Spearman's and Pearson's; None where one side is constant."""
     from scipy import stats
 
-    if len(predicted) < 2 or np.ptp(predicted) == 0 or np.ptp(measured) == 0:
-        return {"kendall": None, "spearman": None, "pearson": None}
-    return {
-        "kendall": float(stats.kendalltau(predicted, measured).statistic),
-        "spearman": float(stats.spearmanr(predicted, measured).statistic),
-        "pearson": float(stats.pearsonr(predicted, measured).statistic),
-    }
+    constant = len(predicted) < 2 or np.ptp(predicted) == 0 or np.ptp(measured) == 0
+    each = {"kendall": stats.kendalltau, "spearman": stats.spearmanr, "pearson": stats.pearsonr}
+    return {name: None if constant else float(of(predicted, measured).statistic) for name, of in each.items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from superformer.cost.memory_table import MemoryTable
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 MAXIMISED = ("accuracy", "throughput")
 
@@ -80,18 +82,15 @@ class Problem:
     def __post_init__(self) -> None:
         names = [o.name for o in self.objectives]
         if not names or len(set(names)) < len(names):
-            raise SuperformerError(
-                f"objectives must be one or more different ones; {', '.join(names) or 'none'} were given"
-            )
+            given = ", ".join(names) or "none"
+            raise SuperformerError(f"objectives must be one or more different ones; {given} were given")
         known = list(self.costs(np.zeros((1, len(self.space.bounds)), dtype=np.int64)))
         for name, (low, high) in self.limits.items():
             if name not in known:
                 raise SuperformerError(f"no limit can be set on {name!r}: {nearest(name, known)}")
             if not low <= high:
-                raise InfeasibleError(
-                    f"{name} from {say_end(name, low)} to {say_end(name, high)} leaves nothing: "
-                    "give (low, high) with low <= high"
-                )
+                ends = f"from {say_end(name, low)} to {say_end(name, high)}"
+                raise InfeasibleError(f"{name} {ends} leaves nothing: give (low, high) with low <= high")
         if self.seed < 0:
             raise SuperformerError(f"seed={self.seed} must be 0 or more")
 
@@ -117,8 +116,7 @@ class Problem:
         """Which rows lie within the limits."""
         if not self.limits or not len(genes):
             return np.ones(len(genes), dtype=bool)
-        inside: Flags = excess(self.limits, self.costs(genes)) == 0
-        return inside
+        return np.asarray(excess(self.limits, self.costs(genes)) == 0)
 
     @functools.cached_property
     def sampler(self) -> LimitedSampler:
@@ -131,9 +129,6 @@ class Problem:
     def check(self) -> None:
         """Refuse limits that nobody can meet."""
         self.draw(1, np.random.default_rng(0))
-
-
-# --- rows of genes ---
 
 
 def canonical(space: Space, genes: Genes) -> Genes:
@@ -150,3 +145,81 @@ def alive(space: Space, genes: Genes) -> Flags:
             for column in columns.values():
                 found[:, column] = runs
     return found
+
+
+# --- fronts: which scores no other score beats in every objective, in ranks, by crowding, and as a volume ---
+#
+# Sorting, crowding distance and hypervolume are pymoo's, which minimises; here each objective says which way it goes.
+# Rows with a score that is not a number (what could not be evaluated) are on no front.
+
+
+def minimised(scores: Any, maximise: Sequence[bool]) -> Floats:
+    """Scores turned so that less is better in every objective."""
+    given: Floats = np.asarray(scores, dtype=np.float64)
+    if given.ndim != 2 or given.shape[1] != len(maximise):
+        raise SuperformerError(f"scores must be rows of {len(maximise)} numbers, not an array of shape {given.shape}")
+    return np.where(np.asarray(maximise, dtype=bool), -given, given)
+
+
+def ranks(scores: Any, maximise: Sequence[bool]) -> Ints:
+    """The number of the front of each row: 0 for what nothing dominates, 1 for what is then left, and so on; -1 without
+    a score."""
+    from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
+
+    turned = minimised(scores, maximise)
+    valid = np.isfinite(turned).all(1)
+    out = np.full(len(turned), -1, dtype=np.int64)
+    if valid.any():
+        out[valid] = NonDominatedSorting().do(turned[valid], return_rank=True)[1]
+    return out
+
+
+def front(scores: Any, maximise: Sequence[bool]) -> Ints:
+    """The rows that no other row dominates (at least as good in every objective and better in one), in their order;
+    equal rows all stay."""
+    return np.flatnonzero(ranks(scores, maximise) == 0)
+
+
+def best(scores: Any, maximise: Sequence[bool], n: int) -> Ints:
+    """The ``n`` best rows: by front, then the least crowded of their front, then the first (NSGA-II's survival)."""
+    return ordered(scores, maximise, n)[0]
+
+
+def ordered(scores: Any, maximise: Sequence[bool], n: int) -> tuple[Ints, Ints, Floats]:
+    """The ``n`` best rows, the fronts they are on, and how far from their neighbours there: NSGA-II's crowding
+    distance, which is infinite at the ends of a front."""
+    from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
+
+    turned, rank = minimised(scores, maximise), ranks(scores, maximise)
+    by_front = np.argsort(rank, kind="stable")
+    ends = np.searchsorted(rank[by_front], np.arange(rank.max(initial=-1) + 2))
+    rows, distances = [by_front[:0]], [np.zeros(0)]
+    for start, end in itertools.pairwise(ends):
+        if start - ends[0] >= n:
+            break
+        members = by_front[start:end]
+        distance = get_crowding_function("cd").do(turned[members])
+        order = np.argsort(-distance, kind="stable")
+        rows.append(members[order])
+        distances.append(distance[order])
+    kept = np.concatenate(rows)[:n]
+    return kept, rank[kept], np.concatenate(distances)[:n]
+
+
+def reach(known: Any, given: Any, maximise: Sequence[bool], n: int = 1) -> Floats:
+    """What rows need in the first, maximised objective: with less, ``n`` of the known rows beat them in it and are no
+    worse in the others. The first column of ``given`` is not looked at."""
+    have, rows = minimised(known, maximise), minimised(given, maximise)
+    if len(have) < n:
+        return np.full(len(rows), -np.inf)
+    no_worse = (have[None, :, 1:] <= rows[:, None, 1:]).all(-1)
+    return np.asarray(np.sort(np.where(no_worse, -have[None, :, 0], -np.inf), 1)[:, -n])
+
+
+def hypervolume(scores: Any, maximise: Sequence[bool], reference: Sequence[float]) -> float:
+    """The volume of what the rows dominate, up to a reference point that is worse than all of interest."""
+    from pymoo.indicators.hv import HV
+
+    turned, worst = minimised(scores, maximise), minimised([reference], maximise)[0]
+    turned = turned[np.isfinite(turned).all(1) & (turned < worst).all(1)]
+    return float(HV(ref_point=worst)(turned)) if len(turned) else 0.0

@@ -12,21 +12,18 @@ import numpy as np
 import torch
 
 from superformer.cost import cost
-from superformer.evaluation.evaluator import Evaluator, Race, Score, sides_of
+from superformer.evaluation.evaluator import Evaluator, Race, Score, TrainedRun, sides_of
 from superformer.evaluation.prefix_tree import prefix_order
-from superformer.evaluation.trained_run import TrainedRun
 from superformer.recipes.search import Options
 from superformer.runs.processes import World
-from superformer.search import pareto
 from superformer.search.history import Evaluation, History
 from superformer.search.methods import Method, Proposer
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats, reach
 from superformer.space import Genes
 from superformer.space.arch import Arch
 
 FINALISTS, JUDGED = 128, 64
-"""The most accurate candidates of a search, and how many of them are judged again, on more pictures
-(`superformer.search.front`)."""
+"""The most accurate candidates of a search, and how many of them are judged again (`superformer.search.front`)."""
 PART, LEAST = 0.7, 4
 """Of a process's share of the candidates that are left, what it takes at a time; and how many at least."""
 TIE = 1e-7
@@ -118,15 +115,11 @@ def parts(macs: Floats, processes: int) -> list[slice]:
     return out
 
 
-# --- how candidates compare ---
-
-
 def ranked(scores: Sequence[Score]) -> Floats:
     """What methods compare: the accuracy; of equal ones the lower loss is better, and an unknown one the worst. A
     search split of some hundred pictures leaves many candidates with the same accuracy."""
     accuracy, loss = _columns(scores)
-    found: Floats = accuracy - TIE * (1 - 1 / (1 + loss))
-    return found
+    return np.asarray(accuracy - TIE * (1 - 1 / (1 + loss)))
 
 
 def agreed(scores: Sequence[Score]) -> Floats:
@@ -134,24 +127,20 @@ def agreed(scores: Sequence[Score]) -> Floats:
 
     Of a few hundred pictures, the best one in accuracy was lucky with some; a loss is less a matter of luck, but not
     what is sought."""
+
+    def places(values: Floats) -> Floats:
+        """In ascending order, from 1; equal values share the mean of theirs."""
+        _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
+
     accuracy, loss = _columns(scores)
-    return _places(accuracy) + _places(-loss)
+    return places(accuracy) + places(-loss)
 
 
 def _columns(scores: Sequence[Score]) -> tuple[Floats, Floats]:
     """Accuracies and losses; a loss that is not known is infinite."""
     accuracy, loss = np.asarray(scores, dtype=np.float64).reshape(-1, 2).T
     return accuracy, np.where(np.isnan(loss), np.inf, loss)
-
-
-def _places(values: Floats) -> Floats:
-    """In ascending order, from 1; equal values share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Floats = (counts.cumsum() - (counts - 1) / 2)[which]
-    return found
-
-
-# --- races ---
 
 
 def race(options: Options, method: Method, genes: Genes) -> Race | None:
@@ -166,7 +155,7 @@ def race(options: Options, method: Method, genes: Genes) -> Race | None:
     asked, problem = method.asked, method.problem
     costs = problem.costs(genes)
     columns = np.stack([costs[o.name] if o.name in costs else np.zeros(len(genes)) for o in problem.objectives], 1)
-    front = pareto.reach(asked.scores[asked.valid], columns, problem.maximise, 1)
+    front = reach(asked.scores[asked.valid], columns, problem.maximise, 1)
     final = asked.best(FINALISTS)
     last = asked.scores[final[-1], 0] if len(final) == FINALISTS else -np.inf
     return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), options.margin)

@@ -34,22 +34,20 @@ from rich.console import Console
 
 from superformer import files
 from superformer.errors import SpaceError, SuperformerError, nearest
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.recipes.search import SpaceEvolution
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
-from superformer.search.pareto import Floats
+from superformer.search.problem import Floats
 from superformer.search.scores import Scorer, history_of
 from superformer.space import Choice, Ratio, Space
 from superformer.space.stage import Spec, Stage
 from superformer.train.loop import train
 
-TOP = 50
-TAU = 0.4
-NOISE = 1e-9
-"""Of the fit: a slope of zero must not be taken for a fall."""
+TOP, TAU, NOISE = 50, 0.4, 1e-9
+"""The noise is that of the fit: a slope of zero must not be taken for a fall."""
 Rounding = Literal["floor", "symmetric"]
 Drawing = Callable[[Sequence[Mapping[str, Any]], str], str]
 
@@ -105,8 +103,7 @@ def _numbers(spec: Spec) -> tuple[float, ...]:
 
 def et_error(errors: Sequence[float] | Floats, top: int = TOP) -> float:
     """The E-T error: the mean of the expected error (eq. 5) and of the top-tier error, that of the best ``top``."""
-    ordered = np.sort(np.asarray(errors, dtype=np.float64))
-    if not len(ordered):
+    if not len(ordered := np.sort(np.asarray(errors, dtype=np.float64))):
         raise SuperformerError("the E-T error of no architecture at all was asked for")
     best = ordered[: max(1, min(top, math.ceil(len(ordered) / 2)))]
     return float((ordered.mean() + best.mean()) / 2)
@@ -121,24 +118,16 @@ def equation_7(values: Sequence[float] | Floats, errors: Sequence[float]) -> tup
 
 
 def trend(
-    dimension: Dimension,
-    errors: Sequence[float],
-    gamma: float,
-    tau: float = TAU,
-    rounding: Rounding = "floor",
-    least: float = 0.0,
+    dimension: Dimension, errors: Sequence[float], gamma: float, tau: float = TAU, rounding: Rounding = "floor"
 ) -> Trend:
     """Eqs. 7 and 8, for the E-T errors (in percent) of the sub-spaces of a dimension's values.
 
     ``floor`` is the paper's: any negative slope moves a list up by a step or more, a positive one moves it down from
-    tau on. ``symmetric`` rounds towards zero, so both directions need a slope of tau. Values not above ``least`` are
-    removed."""
+    tau on. ``symmetric`` rounds towards zero, so both directions need a slope of tau. Only values above 0 stay."""
     slope, _ = equation_7(np.asarray(dimension.values) / gamma, errors)
-    if rounding == "floor":
-        steps = math.floor(slope / tau + NOISE)
-    else:
-        steps = math.trunc(slope / tau + math.copysign(NOISE, slope))
-    after = tuple(v - steps * gamma for v in dimension.values if v - steps * gamma > least) or dimension.values
+    up, rounded = slope / tau + NOISE, slope / tau + math.copysign(NOISE, slope)
+    steps = math.floor(up) if rounding == "floor" else math.trunc(rounded)
+    after = tuple(v - steps * gamma for v in dimension.values if v - steps * gamma > 0) or dimension.values
     return Trend(dimension, tuple(errors), slope, steps, after)
 
 
@@ -187,9 +176,6 @@ def _with(space: Space, dimension: Dimension, values: tuple[float, ...]) -> Spac
     return replace(space, stages=tuple(stages))
 
 
-# --- in a run ---
-
-
 def evolve_space(
     recipe: Recipe | str,
     spec: str,
@@ -205,9 +191,8 @@ def evolve_space(
     folder, space = Path(folder), space_of(settings)
     known = {d.name for d in dimensions(space)}
     if strange := set(settings.evolve.gamma) - known - set(SpaceEvolution().gamma):
-        raise SuperformerError(
-            f"evolve.gamma has a step for {min(strange)!r}, which is no dimension: {nearest(min(strange), known)}"
-        )
+        name = min(strange)
+        raise SuperformerError(f"evolve.gamma has a step for {name!r}, which is no dimension: {nearest(name, known)}")
     if World.join().size > 1:
         raise SuperformerError("evolve-space runs in one process; train and search take several")
     trace: list[dict[str, Any]] = []
@@ -219,11 +204,10 @@ def evolve_space(
         note_command(folder)
         entry, trends = _measure(run, settings, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
-        tell(
-            f"space {t}: E-T error {entry['et_error']:.2f} % "
-            f"(expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %)"
-        )
-        files.write(folder / "evolution.json", json.dumps({"spaces": trace}, indent=1))
+        found = f"expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %"
+        tell(f"space {t}: E-T error {entry['et_error']:.2f} % ({found})")
+        text = json.dumps({"spaces": trace}, indent=1)
+        files.write(folder / "evolution.json", text)
         if not last:
             space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
             trace[-1]["trends"] = [own.to_dict() for own in trends]
@@ -231,13 +215,11 @@ def evolve_space(
                 if own.after != own.dimension.values:
                     change = f"{_list(own.dimension.values)} -> {_list(own.after)}"
                     tell(f"  {own.dimension.label}: {change} (slope {own.slope:+.2f} % a step)")
-    text = json.dumps({"spaces": trace}, indent=1)
-    files.write(folder / "evolution.json", text)
     if draw is not None:
         files.write(folder / "evolution.svg", draw(trace, settings.name))
         tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    whole: dict[str, Any] = json.loads(text)
+    return whole
 
 
 def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
@@ -262,8 +244,7 @@ def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], li
 
         whole = errors(space, 0)
         entry = {"et_error": et_error(whole, own.top), "expected": float(np.mean(whole)), "best": min(whole)}
-        trends = []
-        found = dimensions(space)
+        trends, found = list[Trend](), dimensions(space)
         for k, dimension in enumerate(found):
             gamma = own.gamma.get(dimension.name)
             if gamma is None:

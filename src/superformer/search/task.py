@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superformer.cost.latency import measure_in_turn
+from superformer.cost.latency import Turns, measure_in_turn
 from superformer.cost.latency_table import LatencyError, LatencyTable
 from superformer.cost.memory import peak_memory
 from superformer.cost.memory_table import MemoryTable
@@ -28,14 +28,9 @@ from superformer.search.problem import Floats, Objective, Problem, exact_costs, 
 from superformer.space import Genes
 from superformer.space.sampling import EXACT, Limits, say_limits
 
-APART = 2.0
-"""How many times beyond the smallest and the largest network a limit lies that is refused here. Others may be somewhat
-cheaper than the smallest; whether limits that are nearer can be met, `superformer.space.sampling` finds out."""
-FASTER = 30.0
-"""No runtime is so many times as fast as torch itself, which can run a network at once: limits that are further off are
-refused by that."""
-SECONDS = 0.2
-"""To measure each of the two."""
+APART, FASTER, SECONDS = 2.0, 30.0, 0.2
+"""How many times beyond the smallest and the largest network a limit lies that is refused here (whether nearer ones can
+be met, `superformer.space.sampling` finds out); how many times as fast as torch itself no runtime is; for measuring."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,8 @@ class Task:
             refuse_unreachable(run, net, limits, options)
         asked = {*sought, *limits}
         latency = _latency_table(run, net, options, options.batch, tell) if "latency" in asked else None
-        throughput = (
-            _latency_table(run, net, options, options.throughput_batch, tell) if "throughput" in asked else None
-        )
+        batch = options.throughput_batch
+        throughput = _latency_table(run, net, options, batch, tell) if "throughput" in asked else None
         memory = None
         if "memory" in asked:
             tell("following networks through a pass to count their memory")
@@ -93,10 +87,8 @@ def refuse_unreachable(run: Run, net: Network, limits: Limits, options: Options)
     exact = {name: ends for name, ends in limits.items() if name in EXACT}
     Problem.of(net.space, ("accuracy",), exact, options.seed, net.num_classes).check()
     batches = {"latency": options.batch, "throughput": options.throughput_batch}
-    asked = [
-        name for name, batch in batches.items() if name in limits and not _table_file(run, options, batch).exists()
-    ]
-    asked += ["memory"] * ("memory" in limits)
+    measured = [name for name in batches if _table_file(run, options, batches[name]).exists()]
+    asked = [name for name in (*batches, "memory") if name in limits and name not in measured]
     if not asked:
         return
     models = [net.extract(arch).eval() for arch in (net.space.smallest(), net.space.largest())]
@@ -106,19 +98,16 @@ def refuse_unreachable(run: Run, net: Network, limits: Limits, options: Options)
             if name == "memory":
                 values = [float(peak_memory(model, img_size)) for model in models]
             else:
-                batch = batches[name]
-                times = measure_in_turn(
-                    models, img_size, batch=batch, threads=options.threads, runtime=runtime, seconds=SECONDS
-                )
+                batch, how = batches[name], Turns(threads=options.threads, seconds=SECONDS)
+                times = measure_in_turn(models, img_size, batch=batch, runtime=runtime, **how)
                 values = [t.median if name == "latency" else batch / t.median for t in times]
             low, high = limits[name]
             if high < min(values) / apart or low > max(values) * apart:
                 reached = f"{say_limits({name: (min(values), max(values))})}, by the smallest and the largest network"
                 if runtime != options.runtime:
                     reached += f" in torch; runtime={options.runtime} is not {apart:.0f} times as fast"
-                raise InfeasibleError(
-                    f"no architecture of {net.space.name} has {say_limits({name: limits[name]})}; reached: {reached}"
-                )
+                asked_for = f"no architecture of {net.space.name} has {say_limits({name: limits[name]})}"
+                raise InfeasibleError(f"{asked_for}; reached: {reached}")
 
 
 def _table_file(run: Run, options: Options, batch: int) -> Path:
@@ -129,7 +118,8 @@ def _table_file(run: Run, options: Options, batch: int) -> Path:
 def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
     """The run's latency table, measured now if there is none that holds here. The first process measures for all."""
     path, world = _table_file(run, options, batch), World.join()
-    load = functools.partial(LatencyTable.load, path, threads=options.threads, runtime=options.runtime, batch=batch)
+    how: dict[str, Any] = {"threads": options.threads, "runtime": options.runtime, "batch": batch}
+    load = functools.partial(LatencyTable.load, path, **how)
     found: LatencyTable | None = None
     if world.first and path.exists():
         try:
@@ -137,24 +127,12 @@ def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: T
         except LatencyError as error:
             tell(f"{error}")
     if world.first and found is None:
-        tell(
-            f"measuring the time that networks take for {batch} picture{'s' * (batch > 1)}, "
-            f"for about {options.table_seconds:g} s"
-        )
-        found = LatencyTable.build(
-            net.space,
-            net.num_classes,
-            run.facts()["img_size"],
-            threads=options.threads,
-            runtime=options.runtime,
-            batch=batch,
-            seconds=options.table_seconds,
-            seed=options.seed,
-        )
+        pictures = f"{batch} picture{'s' * (batch > 1)}"
+        tell(f"measuring the time that networks take for {pictures}, for about {options.table_seconds:g} s")
+        how |= {"seconds": options.table_seconds, "seed": options.seed}
+        found = LatencyTable.build(net.space, net.num_classes, run.facts()["img_size"], **how)
         found.save(path)
-        tell(
-            f"predicted time of networks it did not see: off by {100 * found.fit.median_error:.1f} % (median), "
-            f"rank correlation {found.fit.rank:.2f}"
-        )
+        off = f"off by {100 * found.fit.median_error:.1f} % (median), rank correlation {found.fit.rank:.2f}"
+        tell(f"predicted time of networks it did not see: {off}")
     world.wait()
     return load()

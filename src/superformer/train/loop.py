@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 
 from superformer import data
-from superformer.elastic.conv import synchronise
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
@@ -23,7 +22,7 @@ from superformer.machine import torch_threads
 from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.runs import Run, note_command
-from superformer.runs.processes import World
+from superformer.runs.processes import World, synchronise
 from superformer.runs.storage import latest_checkpoint, list_checkpoints, save_checkpoint, save_supernet
 from superformer.space import Space
 from superformer.space.costs import skeleton

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from superformer import data, files
 from superformer.cost import cost
-from superformer.evaluation.trained_run import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.recipes import Recipe, read_changes, retrain_recipe
