@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__version__ = "0.1.0"
+from superformer.errors import VERSION
+
+__version__ = VERSION
 
 COMMAND = Path(sys.argv[0]).stem in ("superformer", "-m") if sys.argv else False
 """Whether this is the command line (or ``python -m superformer``): a command imports what it needs, when it needs it,

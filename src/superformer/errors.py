@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+VERSION = "0.1.0"
+"""Of superformer."""
+
 
 class SuperformerError(ValueError):
     """A mistake in what was asked; the message is meant for the person who asked."""

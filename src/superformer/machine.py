@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
-def machine(device: str | torch.device = "cpu", runtime: str = "eager") -> str:
-    """A short name of what times are measured on: the processor and the software that runs on it."""
+def machine(accelerator: str | None = None, runtime: str = "eager") -> str:
+    """A short name of what times are measured on: the accelerator, the processor and the software that runs on it."""
     import torch
 
     processor, cores = _processor()
     parts = [f"{processor} ({cores} cores, {os.cpu_count()} threads)", f"torch {torch.__version__}"]
-    if torch.device(device).type == "cuda":
-        parts.insert(0, torch.cuda.get_device_name(device))
+    if accelerator is not None:
+        parts.insert(0, accelerator)
     if runtime == "onnx":
         parts.append(f"onnxruntime {import_module('onnxruntime').__version__}")
     return ", ".join(parts)

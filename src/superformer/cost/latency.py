@@ -20,6 +20,7 @@ from torch import nn
 
 from superformer.cost.runtimes import Run, Size, home, pictures, runners
 from superformer.errors import SuperformerError, nearest
+from superformer.kernels import device_name
 from superformer.machine import machine, torch_threads
 from superformer.settings import RUNTIMES
 
@@ -149,7 +150,7 @@ def measure_jobs(
     def timing(job: Job, batch: int, d: torch.device) -> Timing:
         own = next(times)
         median, p10, p90 = (float(q) for q in np.quantile(own, (0.5, 0.1, 0.9)))
-        here = threads, job.runtime, machine(d, job.runtime)
+        here = threads, job.runtime, machine(device_name(d), job.runtime)
         return Timing(median, min(own), p10, p90, len(own), batch, *here)
 
     return [

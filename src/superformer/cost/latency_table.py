@@ -28,6 +28,7 @@ from superformer.cost.latency import Timing, Turns, measure_in_turn
 from superformer.cost.runtimes import Size
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.kernels import device_name
 from superformer.machine import machine
 from superformer.space import Genes, Space
 from superformer.space.arch import Arch, load_json
@@ -157,7 +158,7 @@ class LatencyTable:
         fitted, rest = slice(0, networks), slice(networks, None)
         base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), measured[fitted])
         fit = Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max()))
-        here = machine(device, runtime), threads, runtime, device, batch, num_classes, img_size
+        here = machine(device_name(device), runtime), threads, runtime, device, batch, num_classes, img_size
         table = LatencyTable(*here, space.family, dict(space.options), len(space.stages), base, parts, fit)
         return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
 
@@ -178,7 +179,7 @@ class LatencyTable:
             raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
         here = {"threads": threads, "runtime": runtime, "device": device, "batch": batch}
         other = []
-        for name, now in {"machine": machine(device, runtime), **here}.items():
+        for name, now in {"machine": machine(device_name(device), runtime), **here}.items():
             if (then := getattr(table, name)) != now:
                 other.append(f"{name}: {then} then, {now} now")
         if other:

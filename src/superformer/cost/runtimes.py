@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.kernels import finished
 
 INPUT, OUTPUT = "pixel_values", "logits"
 """Of an ONNX graph."""
@@ -79,8 +80,7 @@ def _torch(model: Callable[[Tensor], object], x: Tensor, mode: Callable[[], Any]
     def run() -> object:
         with mode():
             out = model(x)
-        if x.device.type != "cpu":
-            torch.accelerator.synchronize(x.device)
+        finished(x)
         return out
 
     return run

@@ -23,8 +23,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superformer import __version__, files
-from superformer.errors import StoppedError, SuperformerError
+from superformer import files
+from superformer.errors import VERSION, StoppedError, SuperformerError
 from superformer.files import CONFIG
 from superformer.interop.export import Floats, preparation, require
 from superformer.runs.storage import WEIGHTS, StoredNetwork, save_network
@@ -91,7 +91,7 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     for name, text in code(stored).items():
         files.write(folder / name, text)
     net, arch, pictures = stored.net, stored.net.space.smallest(), preparation(stored)
-    card = {"key": arch.key, "size": pictures.size, "classes": net.num_classes, "version": __version__}
+    card = {"key": arch.key, "size": pictures.size, "classes": net.num_classes, "version": VERSION}
     files.write(folder / "README.md", CARD.format(family=arch.family, **card))
     # of BiT: transformers' own class of resize, centre crop and normalise
     processor: dict[str, Any] = {"image_processor_type": "BitImageProcessor", "do_convert_rgb": pictures.channels == 3}
@@ -104,7 +104,7 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     classes = stored.classes or tuple(f"class {i}" for i in range(net.num_classes))
     levels = [f"stage{k}" for k, _ in enumerate(net.feature_info, 1)]
     config: dict[str, Any] = {"model_type": "superformer", "architectures": ["SuperformerForImageClassification"]}
-    config |= {"auto_map": AUTO_MAP, "superformer_version": __version__, "arch": json.loads(arch.to_json())}
+    config |= {"auto_map": AUTO_MAP, "superformer_version": VERSION, "arch": json.loads(arch.to_json())}
     config |= {"image_size": pictures.size, "num_channels": pictures.channels}
     config |= {"stage_names": levels, "out_features": levels[-1:]}
     config |= {"id2label": {str(i): name for i, name in enumerate(classes)}}
@@ -132,7 +132,7 @@ def code(stored: StoredNetwork) -> dict[str, str]:
     transformers takes folders of one name for the same if their configuration's source is: it ends with a digest."""
     name, cls = stored.net.space.family, family(stored.net.space.family)
     here, home, schema = __name__.rpartition(".")[0], _flat(cls.__module__), _flat(family.__module__)
-    out = sources({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING, cls.__module__: home}, __version__)
+    out = sources({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING, cls.__module__: home}, VERSION)
     out[f"{MODELING}.py"] += REGISTRATION.format(schema=schema, home=home, cls=cls.__name__, family=name)
     digest = hashlib.sha256("".join(out.values()).encode()).hexdigest()
     out[f"{CONFIGURATION}.py"] += f"\n# {digest}\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from superformer import __version__, files
+from superformer import files
 from superformer.cost.runtimes import INPUT, as_onnx
+from superformer.errors import VERSION
 from superformer.interop.export import Floats, on_cpu, preparation, random_batches, require
 from superformer.runs.storage import StoredNetwork
 
@@ -20,10 +21,10 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     require("onnx", "onnx", "onnxscript", "onnxruntime")
     with on_cpu(stored):
         program = as_onnx(stored.net, random_batches(stored, 0)[1], any_batch=True)
-    program.model.producer_name, program.model.producer_version = "superformer", __version__
+    program.model.producer_name, program.model.producer_version = "superformer", VERSION
     pictures = preparation(stored)
     told = program.model.metadata_props
-    told |= {"superformer": __version__, "arch": stored.net.space.smallest().to_json()}
+    told |= {"superformer": VERSION, "arch": stored.net.space.smallest().to_json()}
     numbers = {
         "classes": list(stored.classes),
         "input_size": [pictures.channels, pictures.size, pictures.size],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from superformer.data import Batch
 from superformer.families.network import Network
+from superformer.kernels import precision
 from superformer.recipes.settings import Recipe
 from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
@@ -155,7 +155,7 @@ class Trainer:
         """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
         total, amp = torch.zeros((), device=self.world.device), self.recipe.train.amp
         for m, part in enumerate(parts):
-            with nullcontext() if amp == "off" else torch.autocast(self.world.device.type, torch.bfloat16):
+            with precision(self.world.device, None if amp == "off" else torch.bfloat16):
                 logits, patches = self._forward(turn, part.x)
                 teacher = teacher_logits[m] if turn.role != "largest" and teacher_logits else None
                 loss = self._loss(logits, patches, part, teacher) / len(parts)
