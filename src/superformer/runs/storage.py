@@ -41,8 +41,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, s
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, and the facts beside them; what cannot be read is an `OSError` or a `SafetensorError`."""
     with safe_open(path, "pt") as file:
-        # noqa below: a file of tensors is no mapping
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no dict
 
 
 def _weights(net: Network) -> dict[str, Tensor]:
