@@ -14,8 +14,8 @@ from superformer.elastic.axis import EMPTY, Axis, Selection, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear
 from superformer.elastic.masked import MaskedView, masks_of
 from superformer.elastic.positions import RelativePosition, resized
+from superformer.kernels import Scratch
 from superformer.kernels.convolution import depthwise, input_gradient, kernel_gradient, with_margins
-from superformer.kernels.memory import Scratch
 from superformer.kernels.relative import relative_attention
 from superformer.kernels.slices import gather, linear, scatter, take
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.search import METHODS, Evolution
+from superformer.recipes.settings import METHODS, Evolution
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical

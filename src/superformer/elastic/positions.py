@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import EMPTY
 from superformer.elastic.layers import Table
-from superformer.kernels.memory import remembered
+from superformer.kernels import remembered
 from superformer.space.costs import Cost, Count
 
 Grid = tuple[int, int]

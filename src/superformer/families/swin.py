@@ -25,8 +25,8 @@ from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoi
 from superformer.elastic.positions import Places, halved, join_windows, pad_to_windows, padded, relative_bias
 from superformer.elastic.transformer import Attention, Block, Mlp, in_heads, whole_heads
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
+from superformer.kernels import remembered
 from superformer.kernels.attention import attention, split_heads, split_windows
-from superformer.kernels.memory import remembered
 from superformer.space import Arch, Space, StageArch, Values
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures

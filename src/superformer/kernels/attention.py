@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels import kernel, tracked
+from superformer.kernels import Scratch, kernel, parts, tracked
 from superformer.kernels.limits import IN_CACHE, KEPT_KEYS, TALKING_IN_CACHE
-from superformer.kernels.memory import Scratch, parts
 
 FLOATS = (torch.float32, torch.float64)
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels import kernel, on_cpu, tracked
+from superformer.kernels import Scratch, kernel, on_cpu, tracked
 from superformer.kernels.limits import APART, LARGE_PATCH
-from superformer.kernels.memory import Scratch
 from superformer.kernels.slices import Wanted, linear, take
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels import kernel
+from superformer.kernels import Scratch, kernel, parts, together
 from superformer.kernels.convolution import (
     _WIDE,
     Norm,
@@ -40,7 +40,6 @@ from superformer.kernels.convolution import (
     with_margins,
 )
 from superformer.kernels.limits import IN_CACHE
-from superformer.kernels.memory import Scratch, parts, together
 from superformer.kernels.slices import Wanted, take
 
 

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels import kernel
+from superformer.kernels import kernel, remembered
 from superformer.kernels.attention import attention, split_heads
-from superformer.kernels.memory import remembered
 
 Grid = tuple[int, int]
 

@@ -33,8 +33,8 @@ from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Score, TrainedRun, count_copies
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
-from superformer.recipes.search import method_settings as settings_of
-from superformer.recipes.search import split_options
+from superformer.recipes.settings import method_settings as settings_of
+from superformer.recipes.settings import split_options
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front

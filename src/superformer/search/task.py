@@ -19,7 +19,7 @@ from superformer.cost.memory_table import MemoryTable
 from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.progress import Tell
-from superformer.recipes.search import Options, method_with_changes
+from superformer.recipes.settings import Options, method_with_changes
 from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.runs.storage import load_supernet
