@@ -171,9 +171,10 @@ Maps = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def plain_talking_heads(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, maps: Maps, scale: float) -> Tensor:
-    w1, _, w2, b2 = maps
+    w1, b1, w2, b2 = maps
     shape = (*q.shape[:2], q.shape[2], q.shape[2])
-    weights = _across(w1, (q * scale @ k.transpose(2, 3)).add_(bias).flatten(2)).view(shape).softmax(-1)
+    logits = _across(w1, (q * scale @ k.transpose(2, 3)).add_(bias).flatten(2)) + b1.view(-1, 1)
+    weights = logits.view(shape).softmax(-1)
     return _across(w2, weights.flatten(2)).view(shape) @ v + b2.view(-1, 1, 1) * v.sum(2, keepdim=True)
 
 
