@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.strategies import runs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,16 +19,6 @@ from superformer.kernels import Scratch
 from superformer.kernels.convolution import depthwise, input_gradient, kernel_gradient, with_margins
 from superformer.kernels.relative import relative_attention
 from superformer.kernels.slices import gather, linear, scatter, take
-
-
-@st.composite
-def runs(draw: st.DrawFn, size: int) -> tuple | None:
-    """All of a dimension, one run, or a run wrapped around."""
-    if draw(st.booleans()):
-        return None
-    start, width = draw(st.integers(0, size - 1)), draw(st.integers(1, size - 1))
-    end = start + width
-    return ((start, end),) if end <= size else ((start, size), (0, end - size))
 
 
 @given(runs(5), runs(4), st.booleans())

@@ -1,7 +1,7 @@
 """Small random spaces and architectures of every family.
 
-``tests/small_spaces`` has one file a family; ``SUPERFORMER_LAWS=swin,twins pytest tests/test_laws.py`` holds only these
-to the laws."""
+``tests/helpers/small_spaces`` has one file a family; ``SUPERFORMER_LAWS=swin,twins pytest tests/families/test_laws.py``
+holds only these to the laws."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ sharings = st.sampled_from((("ordinal", "left"), ("bilateral", "left"), ("bilate
 def spaces_with_archs(draw: st.DrawFn, n: int = 1, of: st.SearchStrategy[Space] = spaces) -> tuple[Space, list[Arch]]:
     space = draw(of)
     return space, space.sample(n, seed=np.random.default_rng(draw(st.integers(0, 2**32))))
+
+
+@st.composite
+def runs(draw: st.DrawFn, size: int) -> tuple | None:
+    """All of a dimension, one run, or a run wrapped around."""
+    if draw(st.booleans()):
+        return None
+    start, width = draw(st.integers(0, size - 1)), draw(st.integers(1, size - 1))
+    end = start + width
+    return ((start, end),) if end <= size else ((start, size), (0, end - size))

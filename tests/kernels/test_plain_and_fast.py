@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from helpers.strategies import runs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,16 +39,6 @@ def agree(kernel, inputs, *args, **words) -> None:
         found.append([*(y.detach() for y in outs), *later, *grads])
     for plain, fast in zip(*found, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-11)
-
-
-@st.composite
-def runs(draw: st.DrawFn, size: int) -> tuple | None:
-    """All of a dimension, one run, or a run wrapped around."""
-    if draw(st.booleans()):
-        return None
-    start, width = draw(st.integers(0, size - 1)), draw(st.integers(1, size - 1))
-    end = start + width
-    return ((start, end),) if end <= size else ((start, size), (0, end - size))
 
 
 @given(runs(5), runs(4), st.booleans())

@@ -7,6 +7,7 @@ timm reads `torch/NAME`, `hfds/NAME`, `hfids/NAME`, `tfds/NAME`, `wds/NAME`. A f
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import io
 import os
@@ -86,13 +87,14 @@ class Arrays:
         return digest(part for a in arrays for part in (str(a.shape).encode(), np.ascontiguousarray(a).data))
 
 
-class _Encoded:
+class _Encoded(abc.ABC):
     """Pictures in files: each is decoded when it is read, and tells its size in its header."""
 
     decoded = False
 
+    @abc.abstractmethod
     def file(self, i: int) -> BinaryIO:
-        raise NotImplementedError
+        """The picture's file, from its beginning."""
 
     def read(self, i: int) -> Pixels:
         with self.file(i) as file:
