@@ -14,11 +14,11 @@ import superformer as sf
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear
 from superformer.elastic.masked import MaskedView, masks_of
-from superformer.elastic.positions import RelativePosition, resized
+from superformer.elastic.positions import join_windows, patches, resized, split_windows
+from superformer.elastic.relative import RelativePosition, relative_attention
 from superformer.kernels import Scratch
 from superformer.kernels.convolution import depthwise, input_gradient, kernel_gradient, with_margins
-from superformer.kernels.relative import relative_attention
-from superformer.kernels.slices import gather, linear, scatter, take
+from superformer.kernels.slices import gather, layer_norm, linear, scatter, take
 
 
 @given(runs(5), runs(4), st.booleans())
@@ -180,20 +180,37 @@ def test_depthwise_gradients_by_columns_are_those_of_torch(batch, rows, columns,
     expected = F.conv2d(x.permute(0, 3, 1, 2), kernel, None, stride, size // 2, groups=channels).permute(0, 2, 3, 1)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, (x, kernel), grad)
-    with sf.kernels.using("fast"):
-        out = depthwise(x, kernel, None, stride)
-        got = torch.autograd.grad(out, (x, kernel), grad)
-        again = kernel_gradient(
-            grad,
-            with_margins(Scratch(), x, kernel).copy_(x.detach()),
-            kernel.detach(),
-            stride,
-            stride == 1 and size > 3,
-        )
-        back = input_gradient(grad, x.detach(), kernel.detach(), stride)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(got, wanted)
+    margins = with_margins(Scratch(), x, kernel).copy_(x.detach())
+    again = kernel_gradient(grad, margins, kernel.detach(), stride, stride == 1 and size > 3)
+    back = input_gradient(grad, x.detach(), kernel.detach(), stride)
+    torch.testing.assert_close(depthwise(x, kernel, None, stride), expected)
     torch.testing.assert_close((back, again), wanted)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3))
+def test_patches_and_windows_are_those_of_unfold(side, rows, cols, spare):
+    x = torch.arange(2.0 * (side * rows + spare % side) * side * cols * 6).view(2, -1, side * cols, 6)
+    found = F.unfold(x.permute(0, 3, 1, 2), side, stride=side)  # (batch, channels * side * side, patches)
+    assert torch.equal(patches(x, side).flatten(1, 2).flatten(2).transpose(1, 2), found)
+    whole = x[:, : side * rows]
+    windows = split_windows(whole, side, 3, 2)  # q, k, v of two heads with one channel each
+    wanted = found.view(2, 3, 2, side * side, -1).permute(1, 0, 4, 2, 3).flatten(1, 2)
+    assert torch.equal(torch.stack(windows).squeeze(-1), wanted)
+    joined = [join_windows(w, side, side * rows, side * cols) for w in windows]
+    assert torch.equal(torch.cat(joined, -1), whole)
+
+
+@given(runs(4), st.integers(1, 3))
+def test_layer_norm_of_a_slice(columns, batch):
+    weight, bias = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    w, b = gather(weight, (columns,)), gather(bias, (columns,))
+    x = torch.randn(batch, 2, len(w), dtype=torch.float64, requires_grad=True)
+    ours, theirs = layer_norm(x, weight, bias, (columns,), 1e-6), F.layer_norm(x, w.shape, w, b, 1e-6)
+    torch.testing.assert_close(ours, theirs)
+    mix = torch.randn_like(ours)
+    wanted = torch.autograd.grad(theirs, (x, weight, bias), mix)
+    (ours * mix).sum().backward()
+    torch.testing.assert_close((x.grad, weight.grad, bias.grad), wanted)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (7, 7, 0), (3, 1, 1), (2, 2, 0)])

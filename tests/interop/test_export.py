@@ -14,22 +14,17 @@ import pytest
 import timm
 import torch
 from helpers.exported import CLASSES, CROP, MEAN, SPACES, STD, stored
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from timm.layers.drop import drop_path
 from timm.models._features import feature_take_indices
 
 import superformer as sf
-from superformer.elastic.positions import RelativePosition
 from superformer.elastic.transformer import Cell
 from superformer.errors import StoppedError
 from superformer.families.timm_api import _taken
 from superformer.interop import export as export_module
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
-from superformer.kernels.convolution import patches, plain_patches
-from superformer.kernels.relative import plain_relative_attention, relative_attention
 from superformer.runs.storage import StoredNetwork, load_network, save_network
 from superformer.space.schema import FAMILIES
 
@@ -167,31 +162,6 @@ def test_the_source_of_a_family_needs_nothing_else(name: str) -> None:
 
 
 # --- forms of operations ---
-
-
-@given(
-    st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.tuples(st.integers(2, 4), st.integers(2, 4)),
-    st.integers(0, 5),
-    st.integers(0, 99),
-)
-def test_relative_positions_in_plain_operations(
-    grid: tuple[int, int], native: tuple[int, int], reach: int, seed: int
-) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    layer = RelativePosition(reach, 4).double()
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.copy_(torch.randn(p.shape, generator=rng))
-    qkv = torch.randn(2, 1 + grid[0] * grid[1], 3, 2, 4, generator=rng, dtype=torch.float64)
-    args = (qkv, *layer(grid, native, qkv.dtype), 0.4, grid, layer.channels(grid))
-    torch.testing.assert_close(plain_relative_attention(*args), relative_attention(*args))
-
-
-@given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
-def test_patches_as_a_view(side: int, more: int, spare: int) -> None:
-    x = torch.randn(2, side * (1 + more) + spare % side, side + spare, 3)
-    assert torch.equal(plain_patches(x, side), patches(x, side))
 
 
 def test_stochastic_depth_and_levels_are_those_of_timm() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, View, fixed
 from superformer.elastic.layers import Elastic, Layer, Widths, reset_conv, width
 from superformer.errors import SuperformerError
-from superformer.kernels.convolution import Norm, batch_norm, conv, conv_norm, conv_norm_swish, norm_swish
+from superformer.kernels.convolution import Norm, batch_norm, conv, conv_norm, norm_swish
 from superformer.kernels.slices import boxes, gather
 from superformer.space.costs import Cost, Count
 
@@ -70,8 +70,7 @@ class BatchNorm(Layer, Elastic, nn.modules.batchnorm._BatchNorm):
     def after(self, layer: MapConv, x: Tensor, view: View, swish: bool = False) -> Tensor:
         """A convolution, then this norm; with ``swish`` also through x * sigmoid(x)."""
         norm = self.norm(view)
-        y = (conv_norm_swish if swish else conv_norm)(x, layer.wanted("weight", view), norm, layer.hop)
-        return self.moved(y, norm, view)
+        return self.moved(conv_norm(x, layer.wanted("weight", view), norm, layer.hop, swish), norm, view)
 
     def norm(self, view: View) -> Norm:
         """This norm in one pass, with copies of its running statistics."""

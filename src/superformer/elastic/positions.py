@@ -1,4 +1,4 @@
-"""Positions: tables for pictures of another size, biases of relative positions, AutoFormer's; and windows of maps."""
+"""Positions: tables for pictures of another size, biases of relative positions; windows and patches of maps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from superformer.elastic.axis import EMPTY
-from superformer.elastic.layers import Table
 from superformer.kernels import remembered
-from superformer.space.costs import Cost, Count
+from superformer.space.costs import Count
 
 Grid = tuple[int, int]
 
@@ -52,43 +50,6 @@ def relative_bias(table: Tensor, grid: Grid, native: Grid | None = None) -> Tens
     return by_head.index_select(1, _pairs(grid, table.device)).view(-1, tokens, tokens)
 
 
-class RelativePosition(nn.Module):
-    """AutoFormer's relative positions of keys and values: tables of ``2 * reach + 2`` entries for the rows and the
-    columns; distances beyond ``reach`` are clipped. What they do is `superformer.kernels.relative`."""
-
-    def __init__(self, reach: int, head_dim: int):
-        super().__init__()
-        self.reach, self.head_dim = reach, head_dim
-        for name in ("k_rows", "k_cols", "v_rows", "v_cols"):
-            setattr(self, name, Table(2 * reach + 2, head_dim))
-
-    def forward(self, grid: Grid, native: Grid, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """For keys and for values, the entries of all distances, negative first, of rows and columns; then that of the
-        class token. At another length than the network's own (``native``) the entries are interpolated linearly."""
-        out = []
-        for kind in "kv":
-            entries = []
-            tables = [getattr(self, f"{kind}_{direction}")(EMPTY) for direction in ("rows", "cols")]
-            for table, length, own in zip(tables, grid, native, strict=True):
-                far = torch.arange(1 - own, own, device=table.device).clamp(-self.reach, self.reach) + self.reach + 1
-                found = table[far]  # (distances, head width)
-                if length != own:
-                    line = found.t().unsqueeze(0)
-                    found = F.interpolate(line, size=2 * length - 1, mode="linear", align_corners=True)[0].t()
-                entries.append(found)
-            out.append(torch.cat([*entries, tables[0][:1] + tables[1][:1]]).to(dtype))
-        return out[0], out[1]
-
-    def channels(self, grid: Grid) -> int:
-        """Channels of a head with its marks, rounded up to what vector units like."""
-        return -(-(self.head_dim + grid[0] + grid[1] + 1) // 16) * 16
-
-    def cost(self, heads: Count, tokens: Count, grid: Grid) -> Cost:
-        attention = 2 * heads * tokens * tokens * self.channels(grid)
-        tables = 2 * heads * tokens * (2 * (grid[0] + grid[1]) - 1) * self.head_dim
-        return Cost(attention + tables, 4 * (2 * self.reach + 2) * self.head_dim)
-
-
 def halved(grid: tuple[Count, Count], times: int = 1) -> tuple[Count, Count]:
     """Rows and columns of a map after so many halvings; odd ones are rounded up."""
     for _ in range(times):
@@ -122,12 +83,30 @@ def out_of_windows(x: Tensor, down: int, across: int) -> Tensor:
     return x.reshape(-1, down * rows, across * cols, channels)
 
 
+def split_windows(packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """A map (batch, rows, columns, channels) with ``parts`` (q, k, v) times ``heads`` side by side in its channels, as
+    ``parts`` tensors of windows (batch * windows, heads, side * side, width)."""
+    batch, rows, cols, channels = packed.shape
+    shape = (batch, rows // side, side, cols // side, side, parts, heads, channels // (parts * heads))
+    apart = packed.reshape(shape).permute(5, 0, 1, 3, 6, 2, 4, 7).contiguous()
+    return apart.flatten(5, 6).flatten(1, 3).unbind(0)
+
+
 def join_windows(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     """Windows (batch * windows, heads, side * side, width) as a map (batch, rows, columns, heads * width); rows and
     columns that were padded are left out."""
     down, across = padded(rows, side) // side, padded(cols, side) // side
     x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
     return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]
+
+
+def patches(x: Tensor, side: int) -> Tensor:
+    """A map in patches (batch, rows, columns, channels, side, side); rows and columns that do not fill one are left
+    out."""
+    rows, cols = x.shape[1] // side, x.shape[2] // side
+    x = x[:, : rows * side, : cols * side]
+    batch, channels = x.shape[0], x.shape[3]
+    return x.reshape(batch, rows, side, cols, side, channels).permute(0, 1, 3, 5, 2, 4)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Table, Widths, width
-from superformer.elastic.positions import Places, RelativePosition
+from superformer.elastic.positions import Places
+from superformer.elastic.relative import RelativePosition, relative_attention
 from superformer.kernels.attention import attention, split_heads
-from superformer.kernels.relative import relative_attention
 from superformer.space.costs import NOTHING, Cost, Count
 
 if TYPE_CHECKING:

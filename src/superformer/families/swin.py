@@ -22,11 +22,19 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Packed, Pass, Units, View, Visit, fixed
 from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoice, Table, width
-from superformer.elastic.positions import Places, halved, join_windows, pad_to_windows, padded, relative_bias
+from superformer.elastic.positions import (
+    Places,
+    halved,
+    join_windows,
+    pad_to_windows,
+    padded,
+    relative_bias,
+    split_windows,
+)
 from superformer.elastic.transformer import Attention, Block, Mlp, in_heads, whole_heads
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels import remembered
-from superformer.kernels.attention import attention, split_heads, split_windows
+from superformer.kernels.attention import attention, split_heads
 from superformer.space import Arch, Space, StageArch, Values
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures

@@ -1,4 +1,4 @@
-"""Attention: heads and windows taken apart, softmax(q k^T scale + bias) v, and talking heads."""
+"""Attention: heads taken apart, softmax(q k^T scale + bias) v, and talking heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from superformer.kernels.limits import IN_CACHE, KEPT_KEYS, TALKING_IN_CACHE
 
 FLOATS = (torch.float32, torch.float64)
 
-# --- heads and windows: one copy for q, k and v together, and so are their gradients ---
+# --- heads: one copy for q, k and v together, and so are their gradients ---
 
 
 def plain_split_heads(packed: Tensor) -> tuple[Tensor, ...]:
@@ -47,41 +47,6 @@ class _SplitHeads(torch.autograd.Function):
         for n, grad in enumerate(grads):
             packed[:, :, n] = grad.transpose(1, 2)
         return packed
-
-
-def _windows(packed: Tensor, side: int, parts: int, heads: int) -> Tensor:
-    """A view (parts, batch, rows of windows, columns, heads, side, side, width) of a map."""
-    batch, rows, cols, channels = packed.shape
-    shape = (batch, rows // side, side, cols // side, side, parts, heads, channels // (parts * heads))
-    return packed.view(shape).permute(5, 0, 1, 3, 6, 2, 4, 7)
-
-
-def plain_split_windows(packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
-    apart = _windows(packed.contiguous(), side, parts, heads).contiguous()
-    return apart.flatten(5, 6).flatten(1, 3).unbind(0)
-
-
-@kernel(plain_split_windows, able=lambda packed, side, parts, heads: tracked(packed), amp=True)
-def split_windows(packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """A map (batch, rows, columns, channels) with ``parts`` (q, k, v) times ``heads`` side by side in its channels, as
-    ``parts`` tensors of windows (batch * windows, heads, side * side, width)."""
-    out: tuple[Tensor, ...] = _SplitWindows.apply(packed.contiguous(), side, parts, heads)
-    return out
-
-
-class _SplitWindows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, side: int, parts: int, heads: int) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.form = packed.shape, (side, parts, heads)
-        return plain_split_windows(packed, side, parts, heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        packed = grads[0].new_empty(ctx.shape)
-        for into, grad in zip(_windows(packed, *ctx.form), grads, strict=True):
-            into.copy_(grad.view(into.shape))
-        return packed, None, None, None
 
 
 # --- attention ---

@@ -5,8 +5,7 @@ fastest in that layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from superformer.kernels import Scratch, kernel, on_cpu, tracked
-from superformer.kernels.limits import APART, LARGE_PATCH
+from superformer.kernels import Scratch, kernel, on_cpu
+from superformer.kernels.limits import APART
 from superformer.kernels.slices import Wanted, linear, take
 
 
@@ -41,42 +40,10 @@ def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int, channe
 # --- depthwise ---
 
 
-def plain_depthwise(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+def depthwise(x: Tensor, kernel: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
+    """Each channel convolved by itself, padded by half the kernel."""
     maps = x.permute(0, 3, 1, 2)
     return F.conv2d(maps, kernel, bias, stride, kernel.shape[-1] // 2, groups=len(kernel)).permute(0, 2, 3, 1)
-
-
-def _wide(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> bool:
-    return stride == 1 and kernel.shape[-1] > 3 and bias is None and tracked(kernel)
-
-
-@kernel(plain_depthwise, able=_wide, worth=lambda x, kernel, bias, stride: x.numel() >= APART)
-def depthwise(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    """Each channel convolved by itself, padded by half the kernel.
-
-    Torch's library has a fast gradient for kernels of up to three columns; a wider one takes a general way. So the
-    three middle columns of a kernel are done at once and every other column by itself, as a kernel of one column on the
-    map moved sideways: in memory that is the same map, read from a few positions later or earlier, with zeros where it
-    would read over the end of a row."""
-    out: Tensor = _Depthwise.apply(x, kernel)
-    return out
-
-
-class _Depthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        return plain_depthwise(x, kernel, None, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
-        x, kernel = ctx.saved_tensors
-        dx = input_gradient(grad, x, kernel, 1) if ctx.needs_input_grad[0] else None
-        return dx, _by_columns(grad, with_margins(_MARGINS, x, kernel).copy_(x), kernel)
-
-
-_MARGINS = Scratch()
 
 
 def with_margins(scratch: Scratch, x: Tensor, kernel: Tensor) -> Tensor:
@@ -99,7 +66,7 @@ def input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: int) -> Tens
     """The gradient of an input of the shape of ``x``. At stride 1 it is a convolution itself, the kernel turned
     round."""
     if stride == 1:
-        return plain_depthwise(grad, kernel.flip(2, 3), None, 1)
+        return depthwise(grad, kernel.flip(2, 3))
     maps, pad = [t.permute(0, 3, 1, 2) for t in (grad, x)], kernel.shape[-1] // 2
     back: Tensor = torch.ops.aten.convolution_backward(
         *maps, kernel, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], len(kernel), [True, False, False]
@@ -117,8 +84,10 @@ def _of_kernel(grad: Tensor, x: Tensor, kernel: Tensor, pad: int, stride: int) -
 
 
 def _by_columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
-    """The gradient of the kernel by columns. Columns moved over the end of a row are those that this shift does not
-    need."""
+    """The gradient of the kernel by columns. Torch's library has a fast gradient for kernels of up to three columns; a
+    wider one takes a general way. So the three middle columns are done at once and every other column by itself, as a
+    kernel of one column on the map moved sideways: in memory that is the same map, read from a few positions later or
+    earlier, with zeros where it would read over the end of a row."""
     out, half = torch.empty_like(kernel), kernel.shape[-1] // 2
     near = slice(half - 1, half + 2)
     out[..., near] = _of_kernel(grad, x, kernel[..., near], 1, 1)
@@ -131,56 +100,6 @@ def _by_columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
             out[..., column] = _of_kernel(grad, moved, kernel[..., column], 0, 1)
         x[:, :, :half] = first
     return out
-
-
-# --- patches ---
-
-
-def plain_patches(x: Tensor, side: int) -> Tensor:
-    rows, cols = x.shape[1] // side, x.shape[2] // side
-    x = x[:, : rows * side, : cols * side]
-    batch, channels = x.shape[0], x.shape[3]
-    return x.reshape(batch, rows, side, cols, side, channels).permute(0, 1, 3, 5, 2, 4)
-
-
-@kernel(plain_patches, amp=True)
-def patches(x: Tensor, side: int) -> Tensor:
-    """A map in patches (batch, rows, columns, channels, side, side); rows and columns that do not fill one are left
-    out."""
-    out: Tensor = _Patches.apply(x, side)
-    return out
-
-
-class _Patches(torch.autograd.Function):
-    """Pixel by pixel of a small patch; a large one at once."""
-
-    @staticmethod
-    def _pairs(x: Tensor, out: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Views of a map and of its patches that hold the same numbers."""
-        if side >= LARGE_PATCH:
-            yield plain_patches(x, side), out
-            return
-        x = x[:, : out.shape[1] * side, : out.shape[2] * side]
-        for i, j in product(range(side), repeat=2):
-            yield x[:, i::side, j::side], out[..., i, j]
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
-        ctx.shape, ctx.side = x.shape, side
-        batch, rows, cols, channels = x.shape
-        out = x.new_empty(batch, rows // side, cols // side, channels, side, side)
-        for here, there in _Patches._pairs(x, out, side):
-            there.copy_(here)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        whole = not (ctx.shape[1] % ctx.side or ctx.shape[2] % ctx.side)
-        back = grad.new_empty(ctx.shape) if whole else grad.new_zeros(ctx.shape)
-        for here, there in _Patches._pairs(back, grad, ctx.side):
-            here.copy_(there)
-        return back, None
 
 
 # --- batch norm ---
@@ -298,29 +217,21 @@ class _NormSwish(torch.autograd.Function):
 # --- a convolution and its norm as one, in evaluation ---
 
 
-def plain_conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
-    return batch_norm(conv(x, weight, None, stride), norm)
+def plain_conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int, swish: bool = False) -> Tensor:
+    return (norm_swish if swish else batch_norm)(conv(x, weight, None, stride), norm)
 
 
-def plain_conv_norm_swish(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
-    return norm_swish(conv(x, weight, None, stride), norm)
-
-
-def _evaluates(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> bool:
+def _evaluates(x: Tensor, weight: Wanted, norm: Norm, stride: int, swish: bool = False) -> bool:
     return not norm.training and not torch.is_grad_enabled()
 
 
 @kernel(plain_conv_norm, able=_evaluates, amp=True)
-def conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
-    """A convolution without bias and its batch norm: without gradients, with given statistics, one convolution."""
+def conv_norm(x: Tensor, weight: Wanted, norm: Norm, stride: int, swish: bool = False) -> Tensor:
+    """A convolution without bias and its batch norm, with ``swish`` then x * sigmoid(x). Without gradients and with
+    given statistics that is one convolution."""
     kernel, shift = folded(weight, norm)
-    return convolve(x, kernel.contiguous(memory_format=torch.channels_last), shift, stride, channelwise=False)
-
-
-@kernel(plain_conv_norm_swish, able=_evaluates, amp=True)
-def conv_norm_swish(x: Tensor, weight: Wanted, norm: Norm, stride: int) -> Tensor:
-    """The same, then x * sigmoid(x)."""
-    return F.silu(convolve(x, *folded(weight, norm), stride, channelwise=False), inplace=True)
+    out = convolve(x, kernel.contiguous(memory_format=torch.channels_last), shift, stride, channelwise=False)
+    return F.silu(out, inplace=True) if swish else out
 
 
 def folded(weight: Wanted, norm: Norm, statistics: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:

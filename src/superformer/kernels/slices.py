@@ -186,40 +186,10 @@ class _Linear(torch.autograd.Function):
         return back.view(x.shape), None, None, None, None
 
 
-def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float) -> Tensor:
-    w, b = gather(weight, index), gather(bias, index)
-    return F.layer_norm(x, w.shape, w, b, eps)
-
-
-@kernel(plain_layer_norm)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float) -> Tensor:
     """Layer norm of which a slice of the scale and the shift is used."""
-    if not whole(index) and tracked(weight, x):
-        out: Tensor = _LayerNorm.apply(x, weight, bias, index, eps)
-        return out
-    w, b = _view(weight, index), _view(bias, index)
+    w, b = take((weight, index), (bias, index))
     return F.layer_norm(x, w.shape, w, b, eps)
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, index: Index, eps: float) -> Tensor:
-        w, b = _view(weight.detach(), index), _view(bias.detach(), index)
-        out, mean, spread = torch.native_layer_norm(x, w.shape, w, b, eps)
-        ctx.save_for_backward(x, w, b, mean, spread)
-        ctx.weight, ctx.bias, ctx.index = weight, bias, index
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        no_second_derivative()
-        x, w, b, mean, spread = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[0], ctx.weight.requires_grad, ctx.bias.requires_grad]
-        back, *parts = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, spread, w, b, wanted)
-        for tensor, part, want in zip((ctx.weight, ctx.bias), parts, wanted[1:], strict=True):
-            if want:
-                _add(tensor, ctx.index, part)
-        return back, None, None, None, None
 
 
 # --- the memory of gradients ---

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
 from superformer.elastic.layers import Elastic, Linear, PerChoice
-from superformer.elastic.positions import RelativePosition, resized
+from superformer.elastic.positions import resized
+from superformer.elastic.relative import RelativePosition
 from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
