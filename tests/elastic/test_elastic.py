@@ -14,10 +14,10 @@ import superformer as sf
 from superformer.elastic.axis import EMPTY, Axis, Selection, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear
 from superformer.elastic.masked import MaskedView, masks_of
-from superformer.elastic.positions import join_windows, patches, resized, split_windows
+from superformer.elastic.positions import join_windows, resized, split_windows
 from superformer.elastic.relative import RelativePosition, relative_attention
 from superformer.kernels import Scratch
-from superformer.kernels.convolution import depthwise, input_gradient, kernel_gradient, with_margins
+from superformer.kernels.convolution import depthwise, input_gradient, kernel_gradient, patches, with_margins
 from superformer.kernels.slices import gather, layer_norm, linear, scatter, take
 
 

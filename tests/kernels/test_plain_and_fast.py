@@ -76,6 +76,7 @@ def test_convolutions(side, size, stride, training, gates):
     def fresh(channels: int, seed: int) -> convolution.Norm:
         return norm(channels, training, seed)
 
+    agree(convolution.patches, [x], x, 2)
     own = fresh(3, 10)  # in training its statistics are set by both forms alike
     agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, own)
     weight = randn(4, 3, 3, 3, seed=2)

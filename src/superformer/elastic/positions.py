@@ -1,4 +1,4 @@
-"""Positions: tables for pictures of another size, biases of relative positions; windows and patches of maps."""
+"""Positions: tables for pictures of another size, biases of relative positions; and windows of maps."""
 
 from __future__ import annotations
 
@@ -98,15 +98,6 @@ def join_windows(windows: Tensor, side: int, rows: int, cols: int) -> Tensor:
     down, across = padded(rows, side) // side, padded(cols, side) // side
     x = windows.view(-1, down, across, windows.shape[1], side, side, windows.shape[3]).permute(0, 1, 4, 2, 5, 3, 6)
     return x.reshape(x.shape[0], down * side, across * side, -1)[:, :rows, :cols]
-
-
-def patches(x: Tensor, side: int) -> Tensor:
-    """A map in patches (batch, rows, columns, channels, side, side); rows and columns that do not fill one are left
-    out."""
-    rows, cols = x.shape[1] // side, x.shape[2] // side
-    x = x[:, : rows * side, : cols * side]
-    batch, channels = x.shape[0], x.shape[3]
-    return x.reshape(batch, rows, side, cols, side, channels).permute(0, 1, 3, 5, 2, 4)
 
 
 @dataclass(frozen=True)

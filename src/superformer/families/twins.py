@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Branch, Cell, Conv2d, Layer, LayerNorm, Linear, PerChoice, width
-from superformer.elastic.positions import Places, join_windows, pad_to_windows, padded, patches, split_windows
+from superformer.elastic.positions import Places, join_windows, pad_to_windows, padded, split_windows
 from superformer.elastic.transformer import Mlp, in_heads, whole_heads
 from superformer.errors import SuperformerError
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.attention import attention, split_heads
+from superformer.kernels.convolution import patches
 from superformer.space import Space
 from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures

@@ -5,7 +5,8 @@ fastest in that layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from superformer.kernels import Scratch, kernel, on_cpu
-from superformer.kernels.limits import APART
+from superformer.kernels.limits import APART, LARGE_PATCH
 from superformer.kernels.slices import Wanted, linear, take
 
 
@@ -100,6 +101,56 @@ def _by_columns(grad: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
             out[..., column] = _of_kernel(grad, moved, kernel[..., column], 0, 1)
         x[:, :, :half] = first
     return out
+
+
+# --- patches ---
+
+
+def plain_patches(x: Tensor, side: int) -> Tensor:
+    rows, cols = x.shape[1] // side, x.shape[2] // side
+    x = x[:, : rows * side, : cols * side]
+    batch, channels = x.shape[0], x.shape[3]
+    return x.reshape(batch, rows, side, cols, side, channels).permute(0, 1, 3, 5, 2, 4)
+
+
+@kernel(plain_patches, amp=True)
+def patches(x: Tensor, side: int) -> Tensor:
+    """A map in patches (batch, rows, columns, channels, side, side); rows and columns that do not fill one are left
+    out."""
+    out: Tensor = _Patches.apply(x, side)
+    return out
+
+
+class _Patches(torch.autograd.Function):
+    """Pixel by pixel of a small patch; a large one at once."""
+
+    @staticmethod
+    def _pairs(x: Tensor, out: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of a map and of its patches that hold the same numbers."""
+        if side >= LARGE_PATCH:
+            yield plain_patches(x, side), out
+            return
+        x = x[:, : out.shape[1] * side, : out.shape[2] * side]
+        for i, j in product(range(side), repeat=2):
+            yield x[:, i::side, j::side], out[..., i, j]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, side: int) -> Tensor:
+        ctx.shape, ctx.side = x.shape, side
+        batch, rows, cols, channels = x.shape
+        out = x.new_empty(batch, rows // side, cols // side, channels, side, side)
+        for here, there in _Patches._pairs(x, out, side):
+            there.copy_(here)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        whole = not (ctx.shape[1] % ctx.side or ctx.shape[2] % ctx.side)
+        back = grad.new_empty(ctx.shape) if whole else grad.new_zeros(ctx.shape)
+        for here, there in _Patches._pairs(back, grad, ctx.side):
+            here.copy_(there)
+        return back, None
 
 
 # --- batch norm ---

@@ -28,6 +28,9 @@ APART = 2**17
 library has a fast gradient for kernels of up to three columns, a wider one takes three to four times as long. A step of
 NASViT takes 3 % longer with half of it and 1 % with twice."""
 
+LARGE_PATCH = 8
+"""The side of a patch from which on one copy of all its pixels is faster than a copy for each pixel of a patch."""
+
 TALKING_IN_CACHE = 2**20
 """Attention weights of talking heads that stay in the cache between two operations: two of their maps are in use. An
 evaluation of NASViT takes 5 % longer with half of it and 2 % with twice."""
