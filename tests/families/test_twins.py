@@ -7,11 +7,10 @@ import timm
 import torch
 
 import superformer as sf
-from superformer.elastic.positions import join_windows, pad_to_windows
+from superformer.elastic.positions import join_windows, pad_to_windows, split_windows
 from superformer.errors import SpaceError
 from superformer.interop.timm_weights import from_timm
 from superformer.interop.timm_weights import twins_arch as arch_of
-from superformer.kernels.attention import split_windows
 from superformer.kernels.convolution import patches
 from superformer.space import point
 from superformer.space.costs import Exact
