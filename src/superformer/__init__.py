@@ -27,9 +27,10 @@ if not COMMAND:
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet
     from superformer.train.loop import train
+    from superformer.train.retrain import retrain
 
 __all__ = [
     "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw",
     "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe", "register_family", "register_model",
-    "sharing", "space", "spaces", "supernet", "times", "train",
+    "retrain", "sharing", "space", "spaces", "supernet", "times", "train",
 ]  # fmt: skip

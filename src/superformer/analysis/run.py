@@ -124,6 +124,7 @@ def _attention(asked: _Request) -> Any:
     run, own, trained = asked.run, asked.settings, asked.subject
     arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
     pictures, settings = trained.pictures.search, trained.recipe.data
+    pictures = pictures if len(pictures) else trained.pictures.train  # a network by itself was trained on all of them
     batches = data.eval_batches(pictures, settings, trained.img_size, AT_ONCE, limit=own.pictures)
     found = attention_distances(trained.network(arch), (x.to(trained.device) for x, _ in batches))
     if not found:

@@ -51,6 +51,7 @@ ParamsMax = Annotated[Word, _opt("--params-max", "5M", "The most parameters.")]
 LatencyMax = Annotated[Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here.")]
 MemoryMax = Annotated[Word, _opt("--memory-max", "20MB", "The most memory of activations, for one picture.")]
 ThroughputMin = Annotated[Word, _opt("--throughput-min", "500", "The fewest pictures a second, measured here.")]
+Seeds = Annotated[int, _opt("--seeds", "N", "Train so often, from the recipe's seed on; the table has the mean.")]
 MethodName = Annotated[Word, _opt("--method", "NAME", "evolution, nsga2, predictor, random or exhaustive.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
@@ -104,6 +105,13 @@ def say(text: str, dim: bool = False) -> None:
 
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
+
+
+def over_seeds(row: dict[str, Any]) -> str:
+    """The accuracy of a row; of several seeds, the mean and the standard deviation."""
+    if "deviation" not in row:
+        return percent(row["accuracy"])
+    return f"{100 * row['accuracy']:.2f} ± {100 * row['deviation']:.2f} % ({len(row['seeds'])} seeds)"
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str, details: tuple[str, ...] = ()) -> None:

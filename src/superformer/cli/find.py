@@ -6,7 +6,17 @@ import json
 import math
 
 from superformer.cli import arguments as arg
-from superformer.cli.arguments import app, computing, console, percent, progress_console, say, table, trained_run
+from superformer.cli.arguments import (
+    app,
+    computing,
+    console,
+    over_seeds,
+    percent,
+    progress_console,
+    say,
+    table,
+    trained_run,
+)
 from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
 
 
@@ -86,16 +96,18 @@ def search(
 
 @app.command()
 def retrain(
-    run: arg.RunFolder, arch: arg.ArchName = "best", changes: arg.Changes = None, as_json: arg.Json = False
-) -> None:
+    run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, changes: arg.Changes = None,
+    as_json: arg.Json = False,
+) -> None:  # fmt: skip
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.
 
     Example: superformer retrain --run runs/first
 
-    weights=scratch begins anew; img_size=384 tunes for larger pictures; loss.teachers=[DIR] adds teachers; any other
-    key of the recipe, such as train.epochs=20, too. The network is in DIR/model afterwards; the table compares
-    accuracies on the test pictures."""
+    weights=scratch begins anew; img_size=384 trains at the network's own size first (unless that was done) and then
+    tunes the result for larger pictures; loss.teachers=[DIR] adds teachers; any other key of the recipe, such as
+    train.epochs=20, too. All training pictures are used (data.search=0.1 keeps some apart). The network is in DIR/model
+    afterwards, of several seeds the first one's; the table compares accuracies on the test pictures."""
     from superformer.recipes import read_changes
 
     read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
@@ -103,15 +115,16 @@ def retrain(
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 
-        done = run_retraining(run, arch, *(changes or []), console=progress_console(as_json))
+        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=progress_console(as_json))
     if as_json:
         print(json.dumps(done.rows))
         return
-    columns = ("name", "weights", "accuracy", "macs", "params", "img_size", "epochs", "key")
-    rows = [{c: percent(row[c]) if c == "accuracy" else row[c] for c in columns} for row in done.rows]
+    columns = ("name", "weights", "from", "accuracy", "macs", "params", "img_size", "epochs", "key")
+    rows = [{c: row.get(c, "") for c in columns} | {"accuracy": over_seeds(row)} for row in done.rows]
     console.print(table(rows, "Accuracy on the test split"))
-    say(f"The network is in {done.model}")
-    if done.rows and done.rows[-2]["accuracy"] > done.rows[-1]["accuracy"]:  # inherited, then as it is now
+    say(f"The network is in {done.model}" + (f" (seed {done.rows[-1]['seeds'][0]})" if seeds > 1 and done.rows else ""))
+    inherited = [row for row in done.rows if row["weights"] == "inherited"]  # the last, then the network as it is now
+    if inherited and inherited[-1]["accuracy"] > done.rows[-1]["accuracy"]:
         command = f"superformer export --run {run} --arch {arch} --to onnx"
         say(f"On these pictures the inherited weights are better; {command} hands those over")
     say(f"Next: superformer export --run {run} --to onnx", dim=True)

@@ -51,7 +51,9 @@ class DataSet:
             known, self._held_out = known.take(rest), known.take(out)
             self.test_origin = f"{HELD_OUT:.0%} of each class of {spec}, held out"
         self._known = known
-        rest, out = split(known.labels, settings.search, "search", self.classes)
+        rest, out = np.arange(len(known)), np.arange(0)
+        if settings.search:
+            rest, out = split(known.labels, settings.search, "search", self.classes)
         self._train, self._search = known.take(rest), known.take(out)
 
     @cached_property
@@ -67,7 +69,9 @@ class DataSet:
 
     @cached_property
     def search(self) -> Pictures:
-        """Pictures that compare architectures; none of them is trained on."""
+        """Pictures that compare architectures; none of them is trained on. Without a search split there are none."""
+        if not len(self._search):
+            return self._search
         return self._search.cache_squares(self.transform, self.settings.workers)
 
     def test(self) -> Pictures:

@@ -257,6 +257,10 @@ class TrainedRun:
     def evaluator(self, part: data.Pictures | None = None, limit: int | None = None, varied: bool = False) -> Evaluator:
         """Of sub-networks, on the search split or on another ``part`` of the pictures (see `Evaluator.of`)."""
         part = self.pictures.search if part is None else part
+        if not len(part):
+            raise SuperformerError(
+                f"{self.run.folder} has no search split (data.search=0): nothing can be judged on it"
+            )
         return Evaluator.of(self.net, self.recipe, self.pictures, part, self.img_size, limit, self.device, varied)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from superformer.settings import SettingsBase, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.spaces import space as published_space
+from superformer.spaces import spaces as published_spaces
 
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
@@ -46,7 +48,25 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
             raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
     else:
         raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
-    return from_tree(parse_yaml(text, name), name, changes)
+    tree = parse_yaml(text, name)
+    return from_tree(of_earlier_version(tree) if in_earlier_run(path) else tree, name, changes)
+
+
+def in_earlier_run(path: Path) -> bool:
+    """Whether a recipe's file is that of a run which an earlier version began: its ``run.json`` tells no format."""
+    try:
+        return path.name == "recipe.yaml" and "format" not in json.loads((path.parent / "run.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of a run that an earlier version began, with what held then for settings that came later."""
+    was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}}
+    out = merged(was, tree)
+    if out["loss"].get("teacher_weight") == 1:  # was the default, where none says the same now
+        out["loss"] = {**out["loss"], "teacher_weight": None}
+    return out
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -61,10 +81,29 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
-    """The recipe of a tree of settings, with ``key=value`` changes."""
+    """The recipe of a tree of settings, with ``key=value`` changes. What the chosen space brings (``sizes``) comes
+    before the changes, and is part of the recipe from then on."""
+    words = [read_key_value(change, RecipeError) for change in changes]
+    tree = _changed(given, words)
+    sizes = tree.get("sizes") or {}
+    if isinstance(sizes, Mapping) and sizes:
+        for name, own in sizes.items():
+            if name not in published_spaces():
+                raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), published_spaces())}")
+            if not isinstance(own, Mapping):
+                raise RecipeError(f"{where}: sizes.{name} must be a tree of settings, not {own!r}")
+            sized = merged(given, own) | {"space": name, "sizes": {}}
+            Recipe.read(sized, f"{where}: sizes.{name}", RecipeError)  # a mistake is told whichever is chosen
+        if isinstance(tree.get("space"), str) and tree["space"] in sizes:
+            tree = _changed(merged(given, sizes[tree["space"]]), words)
+        tree["sizes"] = {}
+    return Recipe.read(tree, where, RecipeError)
+
+
+def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A tree of settings with these keys changed."""
     tree = copy.deepcopy(dict(given))
-    for change in changes:
-        key, value = read_key_value(change, RecipeError)
+    for key, value in words:
         path = key.split(".")
         section: Any = Recipe
         for depth, name in enumerate(path):
@@ -79,7 +118,7 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
             if not isinstance(node, dict):
                 raise RecipeError(f"{key} cannot be set: {name} is {node!r} in this recipe")
         node[path[-1]] = value
-    return Recipe.read(tree, where, RecipeError)
+    return tree
 
 
 def dump(recipe: Recipe) -> str:
@@ -134,29 +173,48 @@ def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | Non
     return out | {"loss": {**recipe["loss"], "distill": "none"}}
 
 
-def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> tuple[Weights, int | None, list[str]]:
+@dataclass(frozen=True)
+class Retraining:
+    """What the words of a retraining say. ``changes``: of the recipe; ``start``: weights that the user names."""
+
+    weights: Weights
+    img_size: int | None
+    seed: int
+    changes: tuple[str, ...]
+    start: Mapping[str, Any]
+
+    def first(self) -> tuple[str, ...]:
+        """The changes that also hold for the training before that for larger pictures: those of the pictures."""
+        return tuple(text for text in self.changes if text.partition(".")[0].strip() == "data")
+
+
+def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> Retraining:
     """How the network begins, its input size, and the words that change the recipe. A mistake in them is an error."""
     given, rest = dict[str, Any](weights=recipe.retrain.weights, img_size=None), []
     for text in changes:
         key, value = read_key_value(text)
         if key == "weights" and value not in WEIGHTS:
             raise SuperformerError(f"weights must be finetuned or scratch: {nearest(str(value), WEIGHTS)}")
-        if key == "img_size" and (not isinstance(value, int) or value < 1):
+        if key == "img_size" and (type(value) is not int or value < 1):
             raise SuperformerError(f"img_size must be a number of pixels, not {value!r}")
         if key in given:
             given[key] = value
         else:
             rest.append(text)
-    from_tree(single_network(recipe.model_dump(mode="json"), given["weights"]), where, rest)
-    return given["weights"], given["img_size"], rest
+    read = from_tree(single_network(recipe.model_dump(mode="json"), given["weights"]), where, rest)
+    start = {k: v for k, v in read.start.model_dump(exclude_defaults=True).items() if k in ("network", "run", "timm")}
+    return Retraining(given["weights"], given["img_size"], read.seed, tuple(rest), start)
 
 
 def retrain_recipe(
-    recipe: Recipe, arch: Arch, weights: Weights, changes: Sequence[str], img_size: int, where: str
+    recipe: Recipe, arch: Arch, asked: Retraining, changes: Sequence[str], macs: float, where: str, larger: bool = False
 ) -> Recipe:
-    """A supernet's recipe for one of its networks, with its changes for the way the network begins, and those for
-    pictures larger than the supernet's, of ``img_size``."""
-    tree = merged(recipe.model_dump(mode="json"), getattr(recipe.retrain, weights))
-    if weights == "finetuned" and arch.resolution > img_size:
-        tree = merged(tree, recipe.retrain.larger)
-    return from_tree(single_network(tree, weights, arch), where, changes)
+    """A supernet's recipe for one of its networks: on all of the training pictures, as the papers retrain, with its
+    changes for the way the network begins, for networks of so many MACs, and for tuning it with ``larger`` pictures."""
+    own = recipe.retrain
+    parts = [{"data": {"search": 0}}, getattr(own, asked.weights)]
+    parts += [part.change for part in own.by_macs if part.meant(macs)]
+    tree = recipe.model_dump(mode="json")
+    for part in [*parts, own.larger] if larger else parts:
+        tree = merged(tree, part)
+    return from_tree(single_network(tree, asked.weights, arch), where, changes)

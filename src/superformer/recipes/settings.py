@@ -159,7 +159,7 @@ class Data(SettingsBase):
     """How pictures are split, prepared and varied."""
 
     search: float = Field(
-        0.1, gt=0, description="search split: a share of the training data, from 1 on pictures a class"
+        0.1, ge=0, description="search split: a share of the training data, from 1 on pictures a class; 0: none"
     )
     mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
     std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
@@ -211,8 +211,14 @@ class Loss(SettingsBase):
     alpha: tuple[float, float] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
     teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
+    teacher_size: Literal["own", "student"] = Field(
+        "own", description="pictures of the size that teachers are made for"
+    )
+    teacher_labels: Literal["soft", "hard"] = Field("soft", description="hard: the class they find most likely (DeiT)")
     teacher_scale: float = Field(1.0, gt=0, description="factor of teachers' logits (5 sharpens, as NASViT released)")
-    teacher_weight: float = Field(1.0, ge=0, le=1, description="share of the teachers' targets against the labels")
+    teacher_weight: float | None = Field(
+        None, ge=0, le=1, description="share of the teachers' targets against the labels; none: 1, of hard ones 0.5"
+    )
     patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
 
 
@@ -235,6 +241,7 @@ class Optimizer(SettingsBase):
     eps: float = Field(1e-8, gt=0)
     momentum: float = 0.9
     no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
+    own_no_decay: bool = Field(True, description="nor what a family itself names: tokens, positions, scales")
     decay_unused: bool = Field(False, description="shrink also what a step did not use, as released trainers do")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
@@ -264,13 +271,25 @@ class Train(SettingsBase):
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which channels are sorted")
 
 
+class BySize(SettingsBase):
+    """A change for networks of some size."""
+
+    above: float | None = Field(None, gt=0, description="of so many MACs or more, at the size of its own pictures")
+    below: float | None = Field(None, gt=0, description="of fewer MACs")
+    change: dict[str, Any]
+
+    def meant(self, macs: float) -> bool:
+        return (self.above is None or macs >= self.above) and (self.below is None or macs < self.below)
+
+
 class Retrain(SettingsBase):
     """How a found network is trained by itself: changes of its supernet's recipe, for inherited weights that are tuned,
-    for new ones, and further ones where weights are tuned for larger pictures (S3, section 4.3)."""
+    for new ones, for networks of some size; and further ones where the result is tuned for larger pictures."""
 
     weights: Weights = Field("finetuned", description="begin with inherited or with new weights")
     finetuned: dict[str, Any] = {"train": {"epochs": 30}, "optimizer": {"lr": 1e-4, "warmup_epochs": 0}}
     scratch: dict[str, Any] = {}
+    by_macs: tuple[BySize, ...] = ()
     larger: dict[str, Any] = {"train": {"epochs": 10}, "optimizer": LARGER_PICTURES}
 
 
@@ -311,3 +330,4 @@ class Recipe(SettingsBase):
     evolve: SpaceEvolution = Field(SpaceEvolution(), description="how superformer evolve-space moves the space")
     search: SearchMethod = Field(Nsga2(), discriminator="method", description="the method of superformer search")
     retrain: Retrain = Field(Retrain(), description="how superformer retrain trains the network that was found")
+    sizes: dict[str, dict[str, Any]] = Field({}, description="changes that a published space brings, by its name")

@@ -66,8 +66,8 @@ def _error(row: Row) -> float | None:
 
 
 def _named(row: Row) -> str:
-    """Its name, and its key; of a file, the file's name."""
-    name, key = str(row.get("name")), row.get("key")
+    """Its name, and its key (at its own size); of a file, the file's name."""
+    name, key = str(row.get("name")), row.get("of", row.get("key"))
     name = PurePath(name).stem if name.endswith(".json") else name
     return f"{name} ({key})" if key and name != key else name
 
@@ -81,23 +81,37 @@ def retrained(inputs: Inputs) -> Section | None:
     shown, said, lines = [], [], []
     for r in rows:
         way, colour = WAYS.get(str(r.get("weights")), (str(r.get("weights")), 3))
+        way += f", then {r.get('img_size')} pixels" if r.get("key") != r.get("of", r.get("key")) else ""
+        own = [n for n in r.get("seeds") or () if number(n) is not None]
+        way += f", seed {own[0]}" if len(own) == 1 and own[0] != inputs.recipe.seed else ""
         error, group = _error(r), _named(r) if several_networks else None
         if error is not None:
             shown.append({"name": way, "group": group, "value": error, "colour": colour})
         said.append(f"{_named(r)} {way} {error or 0:.2f} %")
         plain = [NOTHING if (n := number(r.get(key))) is None else f"{n:g}" for key in ("img_size", "epochs")]
-        lines.append([_named(r), way, *_costs(r), *plain, seconds(r.get("seconds") or None)])
+        told = str(r.get("from") or NOTHING)
+        lines.append([_named(r), way, told, *_costs(r), *plain, seconds(r.get("seconds") or None)])
     chart = bars("Test error: " + "; ".join(said), axis("test error", "percent", 0), shown)
-    columns = ["network", "weights", "test accuracy", "MACs", "parameters", "pixels", "epochs", "time"]
+    columns = ["network", "weights", "from", "test accuracy", "MACs", "parameters", "pixels", "epochs", "time"]
     told = "On the test pictures: with the weights of the supernet, fine-tuned from them, "
     told += "or trained from scratch (S3, figure 5)."
-    listed = markup.table(columns, lines, "Retraining, on the test pictures", words=2)
+    if any(number(r.get("deviation")) is not None for r in rows):
+        told += " Of several seeds: the mean, and the standard deviation; the run hands over the first seed's network."
+    listed = markup.table(columns, lines, "Retraining, on the test pictures", words=3)
     caption = "Test error: shorter is better"
     return chart_section("retrained", "Inherited against retrained", told, caption, chart, listed)
 
 
+def _accuracy(row: Row) -> str:
+    """In percent; of several seeds, the mean and the standard deviation."""
+    deviation = number(row.get("deviation"))
+    if deviation is None:
+        return percent(row.get("accuracy"))
+    return f"{percent(row.get('accuracy'))} ± {percent(deviation)} ({len(row.get('seeds') or ())} seeds)"
+
+
 def _costs(row: Row) -> list[str]:
-    return [percent(row.get("accuracy")), cost_text("macs", row.get("macs")), cost_text("params", row.get("params"))]
+    return [_accuracy(row), cost_text("macs", row.get("macs")), cost_text("params", row.get("params"))]
 
 
 def comparison(inputs: Inputs) -> Section | None:

@@ -19,7 +19,7 @@ from superformer.space.costs import Exact
 
 CLASSES, COMMANDS = 24, 60
 """That are told."""
-TOLD_FACTS = ("data", "fingerprint", "classes", "img_size")
+TOLD_FACTS = ("data", "fingerprint", "classes", "img_size", "format")
 
 
 def searched(inputs: Inputs) -> Section:
@@ -30,6 +30,7 @@ def searched(inputs: Inputs) -> Section:
     part = recipe.data.search
     carved = f"{100 * part:g} % of the training pictures" if part < 1 else f"{part:g} training pictures"
     split = f"{carved} of each class, the same for every seed. Networks are chosen on it, and never trained on it"
+    split = split if part else "none: the network is trained on all training pictures"
     unseen = "never seen by training or search; they are only read for the numbers that are called test accuracy"
     rows: list[tuple[object, object]] = [
         ("data", tag("code", facts.get("data", NOTHING))),

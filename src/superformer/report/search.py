@@ -31,11 +31,17 @@ def headline(inputs: Inputs) -> Section:
     if best is None:
         return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
     tiles = [_tile(percent(best["accuracy"]), "accuracy", "search split, inherited weights")]
-    tested = [r for r in inputs.retrained if r.get("key") == str(best["key"]) and number(r.get("accuracy")) is not None]
+    tested = [
+        r
+        for r in inputs.retrained
+        if r.get("of", r.get("key")) == str(best["key"]) and number(r.get("accuracy")) is not None
+    ]
     if tested:  # as the run hands it over: as it was retrained last
         way = str(tested[-1].get("weights"))
         way = {"finetuned": "fine-tuned", "scratch": "from-scratch"}.get(way, way)
-        tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", f"{way} weights"))
+        seeds = [n for n in tested[-1].get("seeds") or () if number(n) is not None]
+        way += f" weights, mean of {len(seeds)} seeds" if len(seeds) > 1 else " weights"
+        tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", way))
     for name, title in COSTS.items():
         if name in best:
             value = best.get(MEASURED.get(name, ""), best[name])

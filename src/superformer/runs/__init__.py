@@ -20,11 +20,13 @@ from typing import Any
 from superformer import files
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, parse_yaml
+from superformer.recipes import Recipe, differences, dump, from_tree, in_earlier_run, of_earlier_version, parse_yaml
 from superformer.space import Space
 from superformer.space.arch import Arch
 
 COMMANDS = "commands.jsonl"
+FORMAT = 2
+"""Of a run's folder, in its ``run.json``; before the first that is told, settings of today had other meanings."""
 _command: list[str] = []
 """The words of the command line that runs now."""
 
@@ -53,7 +55,7 @@ class Run:
         with files.disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         files.write(self.space_file, space.to_json())
-        files.write(self.facts_file, json.dumps(dict(facts), indent=1))
+        files.write(self.facts_file, json.dumps({**facts, "format": FORMAT}, indent=1))
         files.write(self.recipe_file, dump(recipe))  # the last: a folder with it is a run
 
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
@@ -132,8 +134,13 @@ class Run:
             yield
 
     def recipe(self) -> Recipe:
-        where = str(self.recipe_file)
-        return from_tree(parse_yaml(self._text(self.recipe_file), where), where)
+        tree = parse_yaml(self._text(self.recipe_file), str(self.recipe_file))
+        return from_tree(of_earlier_version(tree) if self.earlier_version else tree, str(self.recipe_file))
+
+    @property
+    def earlier_version(self) -> bool:
+        """Whether the run was begun before runs told their format: newer settings then mean what held at that time."""
+        return in_earlier_run(self.recipe_file)
 
     def space(self) -> Space:
         return Space.from_json(self._text(self.space_file))

@@ -31,7 +31,7 @@ from superformer.spaces import supernet
 from superformer.train.channel_sort import sort_channels
 from superformer.train.display import Display, Metrics, Pace, watched
 from superformer.train.losses import load_teachers
-from superformer.train.optimizer import check_no_decay, unmatched
+from superformer.train.optimizer import check_no_decay
 from superformer.train.step import Outcome, Trainer
 from superformer.train.warm_start import from_settings
 
@@ -59,7 +59,6 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
-    recipe = with_own_no_decay(run, recipe, len(pictures.classes))
     run.check(recipe, facts)
 
     # what is wrong with the settings is found before anything is written
@@ -94,19 +93,6 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     return run
 
 
-def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
-    """The recipe with a run's own words of ``no_decay``, if both differ only in words that match no weight. Recipes
-    once had such words (S3's ``bias_table``), which are refused now; runs that were begun with them go on."""
-    words = run.recipe().optimizer.no_decay if run.recipe_file.exists() else recipe.optimizer.no_decay
-    if words == recipe.optimizer.no_decay:
-        return recipe
-    net = recipe_skeleton(recipe, num_classes)
-    own, given = ({*w} - {*unmatched(w, net)} for w in (words, recipe.optimizer.no_decay))
-    if own != given:
-        return recipe
-    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"no_decay": words})})
-
-
 def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
     """The network that a recipe trains, without any weight in memory."""
     return skeleton(space_of(recipe), num_classes, (("patch_head", True),) if recipe.mix.patches != "off" else ())
@@ -131,7 +117,8 @@ def build_trainer(
             f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
             f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
         )
-    teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes)
+    own_size = recipe.loss.teacher_size == "own"
+    teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes, own_size)
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
     net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **heads)
     if warm and (report := from_settings(net, recipe.start)) is not None:
@@ -235,7 +222,10 @@ class _Loop:
             )
 
     def _check_due(self) -> bool:
-        """Whether a moment that comes every so many epochs lies in the step just done; the end is one, too."""
+        """Whether a moment that comes every so many epochs lies in the step just done; the end is one, too. Never
+        without a search split."""
+        if not len(self.pictures.search):
+            return False
         every = self.recipe.watch.every * self.per_epoch
         return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
 

@@ -34,10 +34,20 @@ def token_labelling(
     return soft_cross_entropy(logits, targets) + weight * soft_cross_entropy(patch_logits, patch_targets)
 
 
-def teacher_targets(logits: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-    """The mean of ``softmax(scale * logits)`` over outside teachers. NASViT's paper has one teacher and no scale; its
-    released code two, with a scale of 5, which sharpens."""
-    return torch.stack([torch.softmax(scale * _float(x), -1) for x in logits]).mean(0).detach()
+def teacher_targets(logits: Sequence[Tensor], scale: float = 1.0, hard: bool = False) -> Tensor:
+    """The mean of ``softmax(scale * logits)`` over outside teachers; ``hard``: only the class where it is largest
+    (DeiT, section 3, "hard-label distillation"). NASViT's paper has one teacher and no scale; its released code two,
+    with a scale of 5, which sharpens."""
+    soft = torch.stack([torch.softmax(scale * _float(x), -1) for x in logits]).mean(0).detach()
+    return F.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype) if hard else soft
+
+
+def with_teachers(target: Tensor, logits: Sequence[Tensor], settings: Loss) -> Tensor:
+    """Targets (batch, classes) with the teachers' share of them. Cross-entropy is linear in its targets, so with hard
+    labels and a half this is DeiT's eq. 3: 1/2 CE(student, label) + 1/2 CE(student, teacher's class)."""
+    hard = settings.teacher_labels == "hard"
+    weight = settings.teacher_weight if settings.teacher_weight is not None else 0.5 if hard else 1.0
+    return torch.lerp(target, teacher_targets(logits, settings.teacher_scale, hard).to(target.dtype), weight)
 
 
 def distillation(logits: Tensor, teacher: Tensor, settings: Loss) -> Tensor:
@@ -89,8 +99,8 @@ def _float(x: Tensor) -> Tensor:
 
 class Teacher(nn.Module):
     """An outside teacher: a pretrained network whose predictions are targets (NASViT, section 2: an EfficientNet-B5
-    teaches the largest network; released: the mean of two ResNeXt-101), in eval mode, on pictures that were normalised
-    for another one. With a fixed input size it gets them resized; others see them as they are, as NASViT's do."""
+    teaches the largest network; released: the mean of two ResNeXt-101), in eval mode, on pictures that were cut and
+    normalised for another network: it gets them normalised and, if it has a ``size``, resized as it was made for."""
 
     def __init__(self, net: nn.Module, scale: Tensor, shift: Tensor, size: tuple[int, int] | None):
         super().__init__()
@@ -107,7 +117,7 @@ class Teacher(nn.Module):
         if not self.same:
             x = x * self.scale + self.shift
         if self.size is not None and tuple(x.shape[-2:]) != self.size:
-            x = F.interpolate(x, self.size, mode="bicubic", align_corners=False)
+            x = F.interpolate(x, self.size, mode="bicubic", align_corners=False, antialias=True)
         out: Tensor = self.net(x)
         return out
 
@@ -118,10 +128,11 @@ class Teacher(nn.Module):
 
 def load_teachers(
     names: Sequence[str], num_classes: int, mean: Sequence[float] = IMAGENET[0], std: Sequence[float] = IMAGENET[1],
-    classes: Sequence[str] = (),
+    classes: Sequence[str] = (), own_size: bool = True,
 ) -> list[Teacher]:  # fmt: skip
     """Teachers by name: timm models with published weights, or folders of `superformer.runs.storage`, for pictures that
-    were normalised with ``mean`` and ``std``; ``classes``, the data's, are compared with those that a folder tells."""
+    were normalised with ``mean`` and ``std``; ``classes``, the data's, are compared with those that a folder tells.
+    Without ``own_size`` teachers see pictures of the student's size, if they can."""
     out = []
     for name in names:
         if Path(name).is_dir() or os.sep in name:
@@ -133,11 +144,11 @@ def load_teachers(
                 raise SuperformerError(f"{what}: {theirs!r} where the data have {ours!r}")
             net: nn.Module = stored.net
             own: Any = (stored.mean, stored.std)
-            size = None
+            size = (stored.net.space.smallest().resolution,) * 2 if own_size else None
         else:
             net, cfg = _timm_network(name, num_classes)
             own = (cfg.mean, cfg.std)
-            size = (cfg.input_size[-2], cfg.input_size[-1]) if cfg.fixed_input_size else None
+            size = (cfg.input_size[-2], cfg.input_size[-1]) if own_size or cfg.fixed_input_size else None
         # the scale and the shift that lead from the pictures' normalisation to the teacher's
         (m, s), (to_m, to_s) = (tuple(torch.tensor(v, dtype=torch.float32) for v in p) for p in ((mean, std), own))
         if m.shape != to_m.shape:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from superformer.errors import SuperformerError, nearest
+from superformer.families.network import Network
 from superformer.recipes.settings import Optimizer
 
 Grads = Sequence[Tensor | None]
@@ -194,15 +195,18 @@ def check_no_decay(words: Sequence[str], net: nn.Module) -> None:
 
 
 def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOptimizer:
-    """An optimiser of timm with two groups: weights that decay, and vectors and the names of ``no_decay`` that do not.
+    """An optimiser of timm with two groups: weights that decay; and those that do not: vectors, the names of
+    ``no_decay`` and, as timm's do, what the network names (DeiT's tokens and positions, Swin's relative ones).
     Without ``decay`` it shrinks nothing itself; `decay_used` then does."""
     known = timm.optim.list_optimizers()
     if settings.name not in known:
         raise SuperformerError(f"optimizer.name: unknown optimiser {settings.name!r}: {nearest(settings.name, known)}")
+    own = net.no_weight_decay() if settings.own_no_decay and isinstance(net, Network) else set[str]()
     kept: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
     for name, p in net.named_parameters():
-        (kept if p.ndim <= 1 or any(word in name for word in settings.no_decay) else decayed).append(p)
+        spared = p.ndim <= 1 or name in own or any(word in name for word in settings.no_decay)
+        (kept if spared else decayed).append(p)
     rates = ((kept, 0.0), (decayed, settings.weight_decay))
     groups = [{"params": ps, "weight_decay": rate if decay else 0.0, "decay": rate} for ps, rate in rates if ps]
     info = timm.optim.get_optimizer_info(settings.name)

@@ -2,14 +2,19 @@
 
 A network is the supernet of a space with one point, so training it is training (`superformer.train.loop`) with a recipe
 for one network (`superformer.recipes`). Retraining does so with a recipe's ``retrain`` changes, from inherited weights
-or from scratch, at the same or a larger input size, in ``DIR/retrained/KEY-WEIGHTS``. The result is ``DIR/model``;
-``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the test pictures (S3, figure 5)."""
+or from scratch, in ``DIR/retrained/KEY-WEIGHTS``. For larger pictures the papers tune the network that was trained at
+its own size (S3, section 4.3; ViT-ResNAS, section 3.1): two trainings, of which the first is used if it is there. The
+result is ``DIR/model``; ``DIR/retrained.json`` compares inherited, fine-tuned and scratch on the test pictures (S3,
+figure 5), with mean and deviation over seeds (ViTAS v1, appendix C)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,12 @@ from rich.console import Console
 
 from superformer import data, files
 from superformer.cost import cost
+from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
-from superformer.recipes import Recipe, read_changes, retrain_recipe
+from superformer.progress import quiet, teller
+from superformer.recipes import Recipe, Retraining, from_tree, read_changes, retrain_recipe
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
@@ -38,41 +45,138 @@ class Retrained:
     rows: list[dict[str, Any]]
 
 
-def retrain(folder: str | Path, which: str = "best", *changes: str, console: Console | None = None) -> Retrained:
+@dataclass(frozen=True)
+class _Stage:
+    """A training of one network. ``origin``: what it begins with, for the table."""
+
+    run: Run
+    arch: Arch
+    seed: int
+    origin: str
+    seconds: float = 0.0
+
+
+def retrain(
+    folder: str | Path, which: str = "best", *changes: str, seeds: int = 1, console: Console | None = None
+) -> Retrained:
     """Train a sub-network of a run by itself; killed, the same call goes on.
 
     ``which``: best, smallest, largest, a key of the front, or a file. ``changes``: ``weights=scratch``,
-    ``img_size=384`` and any setting of the recipe."""
+    ``img_size=384`` and any setting of the recipe; for larger pictures the settings are those of the tuning, and the
+    training before it is the recipe's. ``seeds``: so many trainings, from the recipe's seed on; the network is the
+    first one's, not the best on the test pictures."""
+    if seeds < 1:
+        raise SuperformerError(f"retraining needs at least one seed, not {seeds}")
     run = Run.open(folder)
     run.require_trained()
-    arch, where = run.arch(which), f"{run.folder} retrained"
-    weights, size, rest = read_changes(run.recipe(), changes, where)
-    larger = family(arch.family).rescaled(arch, size) if size not in (None, arch.resolution) else arch
-    recipe = retrain_recipe(run.recipe(), larger, weights, rest, run.facts()["img_size"], where)
-    home, model = run.folder / "retrained", run.folder / "model"
+    arch, asked = run.arch(which), read_changes(run.recipe(), changes, f"{run.folder} retrained")
+    check_start(run, arch, asked)
 
-    world, begun = World.join(), time.monotonic()
+    world = World.join()
     if world.first:
         note_command(run.folder)
-    inherited = write_inherited(run, arch, home / f"{arch.key}-inherited")
-    start = inherited if weights == "finetuned" else None
-    done = train_network(run, recipe, home / f"{larger.key}-{weights}", start, console)
+    inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
+    done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+    model = run.folder / "model"
     if not world.first:
         return Retrained(model, [])
 
-    net, seconds = load_supernet(done.supernet_file), time.monotonic() - begun
-    rows = [_row(run, load_network(inherited).net, which, "inherited", 0, 0)]
-    rows.append(_row(run, net, which, weights, recipe.train.epochs, seconds))
-    table = run.folder / "retrained.json"
+    rows = [_row(run, load_network(inherited).net, which, "inherited", of=arch.key)]
+    for stages in zip(*done, strict=True):  # the same training of every seed
+        rows.append(_row_of_seeds(run, which, asked.weights, stages, arch.key))
+    table, seed = run.folder / "retrained.json", run.recipe().seed
     old = json.loads(table.read_text())["rows"] if table.exists() else []
-    new = {(r["key"], r["weights"]) for r in rows}  # rows of the same network and way take the place of older ones
-    rows = [r for r in old if (r["key"], r["weights"]) not in new] + rows
-    _save(run, net, model)
+    for new in rows:  # one that was there already keeps its time
+        new["seconds"] = new["seconds"] or next((r["seconds"] for r in old if _same(new, r, seed)), 0)
+    rows = [row for row in old if not any(_replaces(new, row, seed) for new in rows)] + rows
+    _save(run, load_supernet(done[0][-1].run.supernet_file), model)
     files.write(table, json.dumps({"rows": rows}, indent=1))
     return Retrained(model, rows)
 
 
-def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds: float) -> dict[str, Any]:
+def check_start(run: Run, arch: Arch, asked: Retraining) -> None:
+    """Refuse a network to begin with (``start.network``) that is not the one which is trained, at whatever size."""
+    if (given := asked.start.get("network")) is None:
+        return
+    found = load_network(given).net.space.smallest()
+    wanted = _at(arch, asked.img_size)
+    same = found.family == wanted.family and _at(found, wanted.resolution) == wanted
+    if not same:
+        what = f"start.network={given} holds {found.key} ({found.family}, {found.resolution} pixels)"
+        raise SuperformerError(
+            f"{what}, which is not {arch.key} at another size: name that one with --arch, or its run"
+        )
+
+
+def _at(arch: Arch, size: int | None) -> Arch:
+    """The architecture for pictures of another size."""
+    return arch if size in (None, arch.resolution) else family(arch.family).rescaled(arch, size)
+
+
+def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: Console | None) -> list[_Stage]:
+    """Train with one seed: at the network's own size and then, if they are larger, with the pictures that are asked
+    for. What is there already is used, what is half done goes on."""
+    wanted, recipe, where = _at(arch, asked.img_size), run.recipe(), f"{run.folder} retrained"
+    larger = wanted.resolution > arch.resolution
+    macs = float(cost(run.space(), [arch], num_classes=len(run.facts()["classes"])).macs[0])
+    mark = f"-seed{asked.seed}" if asked.seed != recipe.seed else ""
+    mark += f"-{hashlib.sha256(repr(sorted(asked.start.items())).encode()).hexdigest()[:8]}" if asked.start else ""
+    home = run.folder / "retrained"
+    last = Run(home / f"{wanted.key}-{asked.weights}{mark}")
+    earlier = last.recipe_file.exists() and last.earlier_version
+    start, origin = (inherited, "inherited") if asked.weights == "finetuned" else (None, "")
+    if asked.start:
+        start, origin = None, " ".join(str(value) for value in asked.start.values())
+    seed, stages = f"seed={asked.seed}", list[_Stage]()
+
+    if larger and not asked.start and not earlier:  # an earlier version tuned inherited weights: that goes on so
+        first = Run(home / f"{arch.key}-{asked.weights}{mark}")
+        own = first.recipe() if first.recipe_file.exists() else None  # whatever words began it
+        own = own or retrain_recipe(recipe, arch, asked, [*asked.first(), seed], macs, where)
+        stages.append(_trained(run, own, _Stage(first, arch, asked.seed, origin), start, console))
+        start, origin = write_trained(run, first), f"{asked.weights}, {arch.resolution} pixels"
+    own = retrain_recipe(recipe, wanted, asked, [*asked.changes, seed], macs, where, larger)
+    if earlier:  # it keeps its settings; words must not change them
+        own = from_tree(last.recipe().model_dump(mode="json"), where, asked.changes)
+    return [*stages, _trained(run, own, _Stage(last, wanted, asked.seed, origin), start, console)]
+
+
+def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | None, console: Console | None) -> _Stage:
+    begun, there = time.monotonic(), stage.run.supernet_file.exists()
+    tell = teller(quiet(console if World.join().first else None))
+    tell(f"{stage.arch.key}, {stage.arch.resolution} pixels, seed {stage.seed}, from {stage.origin or 'new weights'}")
+    train_network(run, recipe, stage.run.folder, start, console)
+    return replace(stage, seconds=0.0 if there else time.monotonic() - begun)
+
+
+def _row_of_seeds(run: Run, name: str, weights: str, stages: Sequence[_Stage], of: str) -> dict[str, Any]:
+    """A row of the table: of several seeds the means, with the deviation of the accuracy."""
+    rows = [
+        _row(run, load_supernet(s.run.supernet_file), name, weights, s.run.recipe().train.epochs, s.seconds)
+        for s in stages
+    ]
+    row = {**rows[0], "from": stages[0].origin, "of": of, "seeds": [stage.seed for stage in stages]}
+    if len(rows) > 1:
+        found = [float(r["accuracy"]) for r in rows]
+        row |= {"accuracy": statistics.mean(found), "deviation": statistics.stdev(found), "accuracies": found}
+        row["seconds"] = round(sum(r["seconds"] for r in rows), 1)
+    return row
+
+
+def _same(new: dict[str, Any], old: dict[str, Any], seed: int) -> bool:
+    """Whether both rows are of the same trainings."""
+    return _replaces(new, old, seed) and _replaces(old, new, seed)
+
+
+def _replaces(new: dict[str, Any], old: dict[str, Any], seed: int) -> bool:
+    """Whether a row takes the place of an older one: the same network and way, with its seeds among the new ones."""
+    same = all(new[k] == old[k] for k in ("key", "weights"))
+    return same and {*old.get("seeds", [seed])} <= {*new.get("seeds", [seed])}
+
+
+def _row(
+    run: Run, net: Network, name: str, weights: str, epochs: float = 0, seconds: float = 0, **more: Any
+) -> dict[str, Any]:
     arch = net.space.smallest()
     opened = TrainedRun.of(run, net, arch.resolution)
     accuracy = opened.evaluator(opened.pictures.test())([arch])[0]
@@ -80,6 +184,7 @@ def _row(run: Run, net: Network, name: str, weights: str, epochs: float, seconds
     return {
         "name": name, "key": arch.key, "weights": weights, "accuracy": accuracy, "macs": int(counted.macs[0]),
         "params": int(counted.params[0]), "epochs": epochs, "seconds": round(seconds, 1), "img_size": arch.resolution,
+        **more,
     }  # fmt: skip
 
 
@@ -88,6 +193,15 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
     world = World.join()
     if world.first and not (folder / CONFIG).exists():
         _save(run, TrainedRun.of(run).network(arch), folder)
+    world.wait()
+    return folder
+
+
+def write_trained(run: Run, trained: Run) -> Path:
+    """The folder of a network that was trained by itself, written now if there is none."""
+    world, folder = World.join(), trained.folder / "model"
+    if world.first and not (folder / CONFIG).exists():
+        _save(run, load_supernet(trained.supernet_file), folder)
     world.wait()
     return folder
 

@@ -147,9 +147,8 @@ class Trainer:
         """Targets of outside teachers, where there are any."""
         if not self.teachers:
             return batch
-        settings = self.recipe.loss
-        targets = losses.teacher_targets([teacher(batch.x) for teacher in self.teachers], settings.teacher_scale)
-        return replace(batch, target=torch.lerp(batch.target, targets, settings.teacher_weight))
+        logits = [teacher(batch.x) for teacher in self.teachers]
+        return replace(batch, target=losses.with_teachers(batch.target, logits, self.recipe.loss))
 
     def _forward_backward(self, turn: Turn, parts: Sequence[Batch], teacher_logits: list[Tensor]) -> Tensor:
         """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
