@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from superformer.data.dataset import balanced_subset, split
+from superformer.data import eval_batches
+from superformer.data.dataset import balanced_subset, load, split
 from superformer.errors import SuperformerError
+from superformer.recipes.settings import Data
 
 COUNTS = st.lists(st.integers(2, 40), min_size=2, max_size=6)
 
@@ -36,6 +39,22 @@ def test_a_number_of_each_class(counts, number):
     rest, held = split(labels, number, "search", names)
     assert (np.bincount(labels[held], minlength=len(counts)) == number).all()
     assert not set(rest) & set(held)
+
+
+def test_without_a_search_split_all_is_trained_on(tmp_path):
+    """Pictures of files, too, which are decoded when a part is read."""
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), dtype=np.uint8)
+    for k, picture in enumerate(pixels):
+        path = tmp_path / "ab"[k % 2] / f"{k}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(picture).save(path)
+    whole, parts = (load(str(tmp_path), Data(search=part, augment="none"), 8) for part in (0, 2))
+    assert (len(whole.train), len(whole.search), len(parts.search)) == (len(parts.train) + 4, 0, 4)
+    assert whole.fingerprint == parts.fingerprint
+    assert (whole.test().labels == parts.test().labels).all()
+    assert list(eval_batches(whole.search, whole.settings, 8, 4)) == []
+    with pytest.raises(SuperformerError, match="greater than or equal to 0"):
+        Data.read({"search": -1}, "data")
 
 
 def test_splits_are_always_the_same_and_differ_by_purpose():

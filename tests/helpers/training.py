@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import yaml
 
 import superformer as sf
 
@@ -44,6 +47,19 @@ def recipe(folder: Path) -> str:
     path = folder / "tiny.yaml"
     path.write_text(TINY)
     return str(path)
+
+
+def as_earlier_version(run: sf.Run) -> None:
+    """Take out of a run's files what an earlier version did not write."""
+    facts = run.facts()
+    del facts["format"]
+    run.facts_file.write_text(json.dumps(facts))
+    tree = yaml.safe_load(run.recipe_file.read_text())
+    for section, key in (("optimizer", "own_no_decay"), ("loss", "teacher_size"), ("loss", "teacher_labels")):
+        del tree[section][key]
+    del tree["sizes"], tree["retrain"]["by_macs"]
+    tree["loss"]["teacher_weight"] = 1.0
+    run.recipe_file.write_text(yaml.safe_dump(tree, sort_keys=False))
 
 
 def environment() -> dict[str, str]:

@@ -415,3 +415,20 @@ def test_a_long_history_still_fits() -> None:
     assert columns["best"] == columns["front"][0]
     assert columns["measured"] == {columns["front"][1]: 0.1}
     assert len(page_json(columns)) < 3.5e6
+
+
+def test_rows_of_several_seeds_and_of_larger_pictures(searched: Path, tmp_path: Path) -> None:
+    """The mean, the deviation and how many; what a network was tuned from; and the headline of the one handed over."""
+    folder = Path(shutil.copytree(searched, tmp_path / "run"))
+    key = json.loads((folder / "front.json").read_text())["best"]
+    row = {"name": "best", "key": key, "of": key, "macs": 1e6, "params": 1e5, "epochs": 3, "seconds": 4.5}
+    seeds = {"seeds": [0, 1, 2], "accuracy": 0.75, "deviation": 0.0125, "accuracies": [0.7375, 0.75, 0.7625]}
+    rows = [row | seeds | {"weights": "scratch", "img_size": 16, "from": ""}]
+    rows.append(row | seeds | {"weights": "scratch", "img_size": 32, "key": "larger", "from": "scratch, 16 pixels"})
+    rows.append(row | {"weights": "finetuned", "img_size": 16, "accuracy": 0.5, "seeds": [1]})
+    _json(folder / "retrained.json", {"rows": rows[2:] + rows[:2]})
+    page = write(folder, Console(quiet=True)).read_text()
+    for text in ("75.00 % \u00b1 1.25 % (3 seeds)", "from scratch, then 32 pixels", "scratch, 16 pixels", "seed 1"):
+        assert text in page, text
+    assert "mean of 3 seeds" in page
+    assert "the first seed" in page

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.training import superformer
+import yaml
+from helpers.training import as_earlier_version, superformer
 
 import superformer as sf
 from superformer import data
+from superformer.analysis.run import analyse
+from superformer.analysis.subject import _standalone_recipe
 from superformer.errors import SuperformerError
-from superformer.evaluation.evaluator import TrainedRun
+from superformer.evaluation.evaluator import TrainedRun, evaluate
+from superformer.report import write
 from superformer.runs import Run
-from superformer.runs.storage import load_network, load_supernet
+from superformer.runs.storage import list_checkpoints, load_network, load_supernet
 from superformer.space.schema import family
 from superformer.train.loop import train
 from superformer.train.retrain import network_to_export, retrain
@@ -57,18 +64,151 @@ def test_a_network_begins_with_what_it_inherits(searched: Path) -> None:
         torch.testing.assert_close(TrainedRun.of(opened).network(arch)(x), net(x, arch), rtol=1e-5, atol=1e-6)
 
 
-def test_larger_pictures(searched: Path) -> None:
-    """Windows grow with the pictures; the recipe's changes for larger pictures hold; everything but the tables' sizes
-    is copied."""
-    done = retrain(searched, "best", "img_size=32", "train.epochs=0.1")
-    row = done.rows[-1]
-    assert row["img_size"] == 32
-    arch = load_network(searched / "model").net.space.smallest()
-    front = Run.open(searched).front()
-    before = sf.Arch.from_json(json.dumps(next(r["arch"] for r in front["front"] if r["key"] == front["best"])))
-    windows = [[b["window"] for s in a.stages for b in s.blocks] for a in (before, arch)]
+@pytest.fixture
+def quick(searched: Path) -> Path:
+    """A searched run whose recipe retrains for a moment."""
+    tree = yaml.safe_load((searched / "recipe.yaml").read_text())
+    tree["retrain"]["scratch"] = {"train": {"epochs": 0.3}}
+    tree["retrain"]["finetuned"] = {"train": {"epochs": 0.2}, "optimizer": {"lr": 1.0e-3, "warmup_epochs": 0}}
+    tree["retrain"]["larger"]["train"] = {"epochs": 0.1}
+    (searched / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return searched
+
+
+def best(run: Path) -> sf.Arch:
+    return Run.open(run).arch("best")
+
+
+@pytest.mark.parametrize("weights", ["finetuned", "scratch"])
+def test_larger_pictures_in_the_papers_order(quick: Path, weights: str) -> None:
+    """S3, section 4.3, and ViT-ResNAS, section 3.1: the network is trained at its own size, by either rule, and *that*
+    one is tuned with the recipe's changes for larger pictures; windows grow with them."""
+    done = retrain(quick, "best", "img_size=32", f"weights={weights}")
+    own = best(quick)
+    larger = family(own.family).rescaled(own, 32)
+    assert [(r["weights"], r["img_size"], r["key"]) for r in done.rows] == [
+        ("inherited", 16, own.key),
+        (weights, 16, own.key),
+        (weights, 32, larger.key),
+    ]
+    assert [r.get("from") for r in done.rows[1:]] == [
+        "inherited" if weights == "finetuned" else "",
+        f"{weights}, 16 pixels",
+    ]
+    first, second = (Run.open(quick / "retrained" / f"{a.key}-{weights}") for a in (own, larger))
+    assert second.recipe().start.network == str(first.folder / "model")
+    settings = second.recipe().optimizer
+    assert (settings.schedule, settings.lr, settings.weight_decay) == ("constant", 1e-5, 1e-8)
+    assert (first.recipe().optimizer.schedule, second.recipe().train.epochs) == ("cosine", 0.1)
+    arch = load_network(quick / "model").net.space.smallest()
+    windows = [[b["window"] for s in a.stages for b in s.blocks] for a in (own, arch)]
     assert windows[1] == [2 * w for w in windows[0]]
-    assert Run.open(searched / "retrained" / f"{arch.key}-finetuned").recipe().optimizer.schedule == "constant"
+
+    # a few steps at 1e-5 lead nowhere: the tuned network is the retrained one, not the inherited one
+    trained, tuned = (load_supernet(run.supernet_file).head.weight for run in (first, second))
+    untuned = load_network(quick / "retrained" / f"{own.key}-inherited").net.head.weight
+    assert (tuned - trained).abs().max() < 0.1 * (tuned - untuned).abs().max()
+
+
+def test_larger_pictures_begin_with_what_is_there(quick: Path) -> None:
+    """A retraining that is finished is used, whatever words it was given; one that was stopped goes on."""
+    retrain(quick, "best", "train.epochs=0.5", "watch.checkpoint_steps=3")
+    first = Run.open(quick / "retrained" / f"{best(quick).key}-finetuned")
+    before = first.supernet_file.stat().st_mtime_ns
+    done = retrain(quick, "best", "img_size=32", "optimizer.lr=1e-4")
+    assert first.supernet_file.stat().st_mtime_ns == before
+    assert [r["epochs"] for r in done.rows] == [0, 0.5, 0.1]
+    second = Run.open(quick / "retrained" / f"{done.rows[-1]['key']}-finetuned")
+    assert (first.recipe().optimizer.lr, second.recipe().optimizer.lr) == (1e-3, 1e-4)
+
+    weights = first.supernet_file.read_bytes(), second.supernet_file.read_bytes()
+    shutil.rmtree(second.folder)
+    shutil.rmtree(first.folder / "model")
+    first.supernet_file.unlink()
+    list_checkpoints(first.checkpoints)[-1].unlink()
+    again = retrain(quick, "best", "img_size=32", "optimizer.lr=1e-4")
+    assert [r["accuracy"] for r in again.rows] == [r["accuracy"] for r in done.rows]
+    assert (first.supernet_file.read_bytes(), second.supernet_file.read_bytes()) == weights
+    with pytest.raises(SuperformerError, match="optimizer.lr"):  # of the tuning, words are those that began it
+        retrain(quick, "best", "img_size=32", "optimizer.lr=1e-5")
+
+
+def test_a_network_that_the_user_names(quick: Path, tmp_path: Path) -> None:
+    """It is tuned, with no training before; another one is refused."""
+    retrain(quick, "best", "weights=scratch")
+    shutil.move(quick / "model", tmp_path / "mine")
+    done = retrain(quick, "best", "img_size=32", f"start.network={tmp_path / 'mine'}")
+    assert [(r["weights"], r["img_size"]) for r in done.rows[-2:]] == [("inherited", 16), ("finetuned", 32)]
+    assert done.rows[-1]["from"] == str(tmp_path / "mine")
+    mine, tuned = (load_network(f).net.head.weight for f in (tmp_path / "mine", quick / "model"))
+    assert torch.allclose(mine, tuned, atol=1e-3)
+    with pytest.raises(SuperformerError, match="is not .* at another size"):
+        retrain(quick, "largest", "img_size=32", f"start.network={tmp_path / 'mine'}")
+    with pytest.raises(SuperformerError, match="no complete network"):
+        retrain(quick, "best", "start.network=nowhere")
+
+
+def test_seeds(quick: Path) -> None:
+    """Each in a folder of its own; the mean, the deviation, and the first seed's network."""
+    alone = retrain(quick, "best", "seed=1").rows[-1]
+    assert alone["seeds"] == [1]
+    done = sf.retrain(quick, "best", seeds=3)
+    row, key = done.rows[-1], best(quick).key
+    assert row["seeds"] == [0, 1, 2]
+    assert row["accuracies"][1] == alone["accuracy"]
+    assert row["accuracy"] == pytest.approx(statistics.mean(row["accuracies"]))
+    assert row["deviation"] == pytest.approx(statistics.stdev(row["accuracies"]))
+    assert [r["weights"] for r in done.rows] == ["inherited", "finetuned"]  # the row of one seed is among the three
+    first, second = (Run.open(quick / "retrained" / f"{key}-finetuned{s}") for s in ("", "-seed1"))
+    assert (first.recipe().seed, second.recipe().seed) == (0, 1)
+    model = load_network(quick / "model").net
+    assert torch.equal(model.head.weight, load_supernet(first.supernet_file).head.weight)
+    with pytest.raises(SuperformerError, match="at least one seed"):
+        retrain(quick, "best", seeds=0)
+
+
+def test_all_training_pictures_are_used(quick: Path) -> None:
+    """The papers retrain on the search split, too; a word keeps some apart. The test pictures stay untouched."""
+    retrain(quick, "best")
+    retrain(quick, "best", "weights=scratch", "data.search=0.2")
+    key, counts = best(quick).key, [Run.open(quick).facts()["pictures"]]
+    for weights in ("finetuned", "scratch"):
+        run = Run.open(quick / "retrained" / f"{key}-{weights}")
+        counts.append(run.facts()["pictures"])
+    known = counts[0]["train"] + counts[0]["search"]
+    assert counts[1] == {"train": known, "search": 0}
+    assert counts[2]["search"] > 0
+    assert counts[2]["train"] + counts[2]["search"] == known
+    alone = Run.open(quick / "retrained" / f"{key}-finetuned")
+    kinds = {row["kind"] for row in alone.metrics()}
+    assert "step" in kinds
+    assert "health" not in kinds
+    assert "none: the network is trained on all training pictures" in write(alone.folder).read_text()
+    with pytest.raises(SuperformerError, match="no search split"):
+        evaluate(alone.folder, ["smallest"], "search")
+    assert evaluate(alone.folder, ["smallest"])[0]["accuracy"] > 0
+    assert analyse(alone.folder, None, ["attention"], {"pictures": 8})["attention"]
+
+
+def test_networks_that_are_compared_on_the_search_split_never_see_it(trained: Path) -> None:
+    run = Run.open(trained)
+    assert _standalone_recipe(run, run.space().smallest(), "scratch", 1).data.search == run.recipe().data.search > 0
+
+
+def test_a_retraining_of_an_earlier_version_goes_on(quick: Path) -> None:
+    """It keeps the search split that it was begun with, and what else its settings meant."""
+    words = ("optimizer.own_no_decay=false", "watch.checkpoint_steps=3", "data.search=0.1")
+    retrain(quick, "best", *words)
+    own = Run.open(quick / "retrained" / f"{best(quick).key}-finetuned")
+    weights = own.supernet_file.read_bytes()
+    as_earlier_version(own)
+    own.supernet_file.unlink()
+    list_checkpoints(own.checkpoints)[-1].unlink()
+    retrain(quick, "best", "watch.checkpoint_steps=3")
+    assert own.recipe().data.search == 0.1
+    assert own.supernet_file.read_bytes() == weights
+    with pytest.raises(SuperformerError, match="train.epochs"):
+        retrain(quick, "best", "train.epochs=3")
 
 
 def test_sizes_of_published_networks() -> None:
@@ -127,3 +267,13 @@ def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> N
     assert done.rows[-1]["accuracy"] == pytest.approx(
         right / total, abs=2.5 / total
     )  # hardly trained: ties that rounding decides
+
+
+def test_seeds_on_the_command_line(quick: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, _ = command("retrain", "--run", str(quick), "--seeds", "2", "train.epochs=0.1")
+    assert status == 0
+    assert "(2 seeds)" in out
+    assert "(seed 0)" in out
+    status, _, said = command("retrain", "--run", str(quick), "--seeds", "0")
+    assert status == 2
+    assert "at least one seed" in said

@@ -14,7 +14,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import superformer as sf
+from superformer.recipes import names, resolve
+from superformer.recipes.settings import Optimizer
 from superformer.train import optimizer as gradients
+from superformer.train.loop import recipe_skeleton
 
 CASES = ("agree", "conflict", "conflict_clamped", "orth_small_sub", "sub_zero", "supnone", "subnone")
 
@@ -224,6 +227,21 @@ def test_projection_ends_conflict():
         p.grad = g
     after = gradients.conflict(net, added)
     assert all(c > -1e-9 for c in after["layers"].values())
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_family_names_does_not_decay(name):
+    """S3's tables of relative positions, DeiT's tokens and positions, Twins' position encodings, NASViT's scales."""
+    recipe = resolve(name)
+    net, settings = recipe_skeleton(recipe, 10), Optimizer(weight_decay=0.05)
+    own = {name: p for name, p in net.named_parameters() if name in net.no_weight_decay()}
+    assert own
+    for spared in (True, False):
+        made = gradients.build(net, settings.model_copy(update={"own_no_decay": spared, "name": "sgd"}))
+        rates = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
+        assert len(rates) == len(list(net.parameters()))
+        assert {rates[id(p)] for p in own.values() if p.ndim > 1} == ({0.0} if spared else {0.05})
+        assert rates[id(net.head.weight)] == 0.05
 
 
 def test_no_gradients_no_conflict():

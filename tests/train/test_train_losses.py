@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.released import FIXTURES
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,31 @@ def test_two_teachers_as_released(released):
 
 def logits(seed: int, *shape: int, scale: float = 3.0) -> torch.Tensor:
     return scale * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 9), st.floats(0, 0.3))
+def test_hard_labels_of_a_teacher_are_deit_s(seed, classes, smoothing):
+    """DeiT, eq. 3: half the cross-entropy with the (smoothed) label, half that with the teacher's class; value and
+    gradient."""
+    student, teacher = logits(seed, 4, classes).requires_grad_(), logits(seed + 1, 4, classes)
+    labels = torch.randint(classes, (4,), generator=torch.Generator().manual_seed(seed))
+    smooth = torch.full((4, classes), smoothing / classes, dtype=torch.float64)
+    smooth[torch.arange(4), labels] += 1 - smoothing
+    ours = losses.soft_cross_entropy(student, losses.with_teachers(smooth, [teacher], Loss(teacher_labels="hard")))
+    first = F.cross_entropy(student, labels, label_smoothing=smoothing)
+    theirs = 0.5 * first + 0.5 * F.cross_entropy(student, teacher.argmax(1))
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, student, retain_graph=True)[0] for loss in (ours, theirs)))
+
+
+def test_the_share_of_teachers():
+    """All of soft targets, half of hard ones, or what is asked for; several teachers decide together."""
+    label, one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[9.0, 0.0]])
+    torch.testing.assert_close(losses.with_teachers(label, [one], Loss()), one.softmax(-1))
+    hard = Loss(teacher_labels="hard")
+    assert losses.with_teachers(label, [one], hard).tolist() == [[0.5, 0.5]]
+    assert losses.with_teachers(label, [one], Loss(teacher_labels="hard", teacher_weight=1)).tolist() == [[0.0, 1.0]]
+    assert losses.with_teachers(label, [one, other], hard).tolist() == [[1.0, 0.0]]
 
 
 @given(st.integers(0, 2**32), st.integers(2, 9))

@@ -110,6 +110,29 @@ def test_timm_teaches(monkeypatch):
     assert not teachers.load_teachers(["vit_tiny_patch16_224"], 1000)[0].same  # it was trained with other means
 
 
+def test_teachers_see_pictures_of_the_size_they_were_made_for(net, tmp_path, monkeypatch):
+    """Of timm as its configuration says, of folders as their networks were trained; or the student's, if asked."""
+    create, seen = timm.create_model, []
+
+    def offline(name: str, pretrained: bool) -> torch.nn.Module:
+        made = create(name)
+        made.register_forward_pre_hook(lambda module, given: seen.append(tuple(given[0].shape[-2:])))
+        return made
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    x = torch.randn(1, 3, 64, 64)
+    for own_size in (True, False):
+        (teacher,) = teachers.load_teachers(["resnet10t"], 1000, own_size=own_size)
+        teacher(x)
+    cfg = timm.get_pretrained_cfg("resnet10t")
+    assert seen == [tuple(cfg.input_size[1:]), (64, 64)]
+    stored.save_network(net, tmp_path, ("x", "y", "z"))
+    (folder,) = teachers.load_teachers([str(tmp_path)], 3)
+    small = torch.nn.functional.interpolate(x, (32, 32), mode="bicubic", antialias=True)
+    with torch.no_grad():
+        torch.testing.assert_close(folder(x), net(small))
+
+
 def test_teachers_that_cannot_be_had(monkeypatch):
     with pytest.raises(sf.SuperformerError, match="did you mean 'resnet50'"):
         teachers.load_teachers(["resnet5O"], 1000)
