@@ -60,6 +60,11 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     return tree
 
 
+def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of a run that an earlier version began, in today's words: cyclic sharing had other channels then."""
+    return {**tree, "sharing": "cyclic-groups"} if tree.get("sharing") == "cyclic" else dict(tree)
+
+
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
     """The recipe of a tree of settings, with ``key=value`` changes."""
     tree = copy.deepcopy(dict(given))
@@ -121,6 +126,10 @@ def space_of(recipe: Recipe) -> Space:
             raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
         space = published_space(given)
+    if recipe.identity is not None:
+        space = space.with_identities(recipe.identity)
+    if recipe.private is not None:
+        space = space.with_private(*recipe.private)
     return space.narrow(**recipe.narrow) if recipe.narrow else space
 
 
@@ -129,6 +138,7 @@ def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | Non
     left to draw: no sampling, no smaller networks to teach, no gradients to join."""
     space = json.loads(point(arch).to_json()) if arch is not None else recipe["space"]
     out = {**recipe, "name": f"{recipe['name']}-{weights}", "space": space, "narrow": {}, "img_size": None, "start": {}}
+    out |= {"private": None, "identity": None}
     out |= {"sharing": "ordinal", "sampling": {"rule": "single"}, "train": {**recipe["train"], "channel_sort": 0}}
     out["gradients"] = {"rule": "sum", "clip": recipe["gradients"]["clip"]}
     return out | {"loss": {**recipe["loss"], "distill": "none"}}

@@ -20,11 +20,13 @@ from typing import Any
 from superformer import files
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, parse_yaml
+from superformer.recipes import Recipe, differences, dump, from_tree, of_earlier_version, parse_yaml
 from superformer.space import Space
 from superformer.space.arch import Arch
 
 COMMANDS = "commands.jsonl"
+FORMAT = 2
+"""Of run.json; in runs without it some settings mean what they meant before."""
 _command: list[str] = []
 """The words of the command line that runs now."""
 
@@ -53,7 +55,7 @@ class Run:
         with files.disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         files.write(self.space_file, space.to_json())
-        files.write(self.facts_file, json.dumps(dict(facts), indent=1))
+        files.write(self.facts_file, json.dumps({**facts, "format": FORMAT}, indent=1))
         files.write(self.recipe_file, dump(recipe))  # the last: a folder with it is a run
 
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
@@ -133,7 +135,8 @@ class Run:
 
     def recipe(self) -> Recipe:
         where = str(self.recipe_file)
-        return from_tree(parse_yaml(self._text(self.recipe_file), where), where)
+        tree = parse_yaml(self._text(self.recipe_file), where)
+        return from_tree(tree if "format" in self.facts() else of_earlier_version(tree), where)
 
     def space(self) -> Space:
         return Space.from_json(self._text(self.space_file))
