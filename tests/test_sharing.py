@@ -144,7 +144,7 @@ def test_large_lists_that_are_not_shipped(widths):
 
 
 def test_channels_of_a_list_never_change():
-    """Supernets are stored by the name of the rule alone. (No solver's luck and no random numbers of numpy's choice.)"""
+    """Supernets are stored by the name of the rule alone. (No solver's luck, no random numbers of numpy's choice.)"""
     assert starts((5, 9, 14, 20, 31, 33, 40, 47, 50)) == [26, 31, 12, 40, 31, 47, 10, 0, 0]
     assert starts([48, 64, 80, 96]) == [16 * s for s in starts([3, 4, 5, 6])]
 
