@@ -21,7 +21,7 @@ from superformer.recipes import (
     space_of,
 )
 
-PAPERS = ["nasvit", "s3", "vit-resnas", "vitas-deit", "vitas-twins", "vitas-v1"]
+PAPERS = ["nasvit", "s3", "vit-resnas", "vitas-deit", "vitas-resnet50", "vitas-twins", "vitas-v1"]
 
 
 def test_every_paper_has_both_scales():
@@ -76,7 +76,7 @@ def test_any_part_is_one_word():
     [
         ("sampling.rul=multi", "did you mean 'sampling.rule'"),
         ("optimiser.lr=1", "did you mean 'optimizer'"),
-        ("sharing=cyclc", "'ordinal', 'bilateral' or 'cyclic', not 'cyclc'"),
+        ("sharing=cyclc", "'ordinal', 'bilateral', 'cyclic' or 'cyclic-groups', not 'cyclc'"),
         ("train.epochs=0", "greater than 0"),
         ("train.epochs", "key=value"),
         ("train.epochs=[", "cannot be read"),

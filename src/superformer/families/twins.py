@@ -37,6 +37,8 @@ from superformer.space.costs import Cost, Count
 from superformer.space.schema import Schema, undivided_heads, undivided_pictures
 
 BLOCK_CHOICES, WEIGHTS = frozenset({"type", "heads", "attn", "mlp"}), {"type": ("block", "attention")}
+PRIVATE = {frozenset({"attention"}): {"type": "attention"}, frozenset({"attention", "mlp"}): {"type": "block"}}
+"""To a type of block; local and global attention are different operations, and so always are."""
 OPTIONS: dict[str, Any] = {
     "patch": 4,  # pixels of a patch in a row; each later stage halves the grid
     "ws": 7,  # side of the windows of local blocks
@@ -243,7 +245,7 @@ class TwinsBlock(Cell):
 class Twins(Pyramid):
     """A network of local and global blocks (see the module)."""
 
-    schema = Schema("twins", frozenset(), frozenset({"width"}), BLOCK_CHOICES, OPTIONS, WEIGHTS, rules)
+    schema = Schema("twins", frozenset(), frozenset({"width"}), BLOCK_CHOICES, OPTIONS, WEIGHTS, rules, private=PRIVATE)
 
     @property
     def patch(self) -> int:

@@ -31,6 +31,12 @@ from superformer.space.schema import (
 
 CHOICES, BLOCK_CHOICES = frozenset({"patch_size", "width"}), frozenset({"heads", "attn", "mlp"})
 WEIGHTS = {"shared": SHARED, "cls_token": ("private", "shared")}
+PRIVATE = {
+    frozenset(token + attn): {"cls_token": "private" if token else "shared", "shared": shared}
+    for token in ((), ("cls_token",))
+    for attn, shared in (((), "qkv"), (("qk",), "v"), (("v",), "qk"), (("qk", "v"), "none"))
+}
+"""ViTAS v1, table 2: the class token private to a patch size, q and k or v to a head count; the rest shared."""
 OPTIONS: dict[str, Any] = {
     "rel_pos": None,  # reach of AutoFormer's relative positions
     "pool": "cls",  # "cls": the class token; "mean": the mean of the patches
@@ -90,7 +96,7 @@ class Vit(Network):
     """A vision transformer (see the module)."""
 
     schema = Schema(
-        "vit", choices=CHOICES, stage=frozenset(), block=BLOCK_CHOICES, options=OPTIONS, weights=WEIGHTS, rules=rules
+        "vit", CHOICES, frozenset(), BLOCK_CHOICES, options=OPTIONS, weights=WEIGHTS, rules=rules, private=PRIVATE
     )
     maskable = True
 

@@ -61,12 +61,13 @@ def in_earlier_run(path: Path) -> bool:
 
 
 def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of a run that an earlier version began, with what held then for settings that came later."""
+    """The tree of a run that an earlier version began, with what held then for settings that came later; cyclic
+    sharing had other channels."""
     was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}}
     out = merged(was, tree)
     if out["loss"].get("teacher_weight") == 1:  # was the default, where none says the same now
         out["loss"] = {**out["loss"], "teacher_weight": None}
-    return out
+    return {**out, "sharing": "cyclic-groups"} if out.get("sharing") == "cyclic" else out
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -160,6 +161,10 @@ def space_of(recipe: Recipe) -> Space:
             raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
         space = published_space(given)
+    if recipe.identity is not None:
+        space = space.with_identities(recipe.identity)
+    if recipe.private is not None:
+        space = space.with_private(*recipe.private)
     return space.narrow(**recipe.narrow) if recipe.narrow else space
 
 
@@ -168,6 +173,7 @@ def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | Non
     left to draw: no sampling, no smaller networks to teach, no gradients to join."""
     space = json.loads(point(arch).to_json()) if arch is not None else recipe["space"]
     out = {**recipe, "name": f"{recipe['name']}-{weights}", "space": space, "narrow": {}, "img_size": None, "start": {}}
+    out |= {"private": None, "identity": None}
     out |= {"sharing": "ordinal", "sampling": {"rule": "single"}, "train": {**recipe["train"], "channel_sort": 0}}
     out["gradients"] = {"rule": "sum", "clip": recipe["gradients"]["clip"]}
     return out | {"loss": {**recipe["loss"], "distill": "none"}}

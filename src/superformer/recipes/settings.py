@@ -150,6 +150,8 @@ def split_options(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
 Limits = tuple[float | None, float | None]
 OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
+WORDS = BeforeValidator(lambda value: [w.strip() for w in value.split(",")] if isinstance(value, str) else value)
+"""Several words with commas between them."""
 Weights = Literal["finetuned", "scratch"]
 """How a network by itself begins: with the weights it inherits from the supernet, or with new ones."""
 LARGER_PICTURES = {"lr": 1e-5, "weight_decay": 1e-8, "schedule": "constant", "warmup_epochs": 0}
@@ -316,7 +318,11 @@ class Recipe(SettingsBase):
     space: str | dict[str, Any] = Field(description="a published one, a file, or the space itself as in space.json")
     narrow: dict[str, Any] = Field(default_factory=dict, description="keep only these values of choices")
     img_size: int | None = Field(None, description="input size, where the space does not search it")
-    sharing: Literal["ordinal", "bilateral", "cyclic"] = "ordinal"
+    sharing: Literal["ordinal", "bilateral", "cyclic", "cyclic-groups"] = "ordinal"
+    # which weights are private to a patch size, a head count, a type (ViTAS v1, table 2): cls_token,qk; none; all
+    private: Annotated[tuple[str, ...] | None, WORDS] = Field(None, description="null: as the space says")
+    # where identities sit: at the end of a stage (ViTAS v2, section 5), or anywhere (v1)
+    identity: Literal["shifted", "free"] | None = Field(None, description="null: as the space says")
     seed: int = 0
     data: Data = Data()
     mix: Mix = Mix()

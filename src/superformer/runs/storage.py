@@ -104,6 +104,7 @@ def load_network(folder: str | Path) -> StoredNetwork:
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
     """Write a supernet; ``facts`` are kept beside it (the step, the normalisation of pictures)."""
     header = {"space": net.space.to_json(), "sharing": net.sharing.rule, "classes": json.dumps(list(classes))}
+    header["version"] = "2"  # without it, cyclic sharing had other channels
     write_tensors(path, _weights(net), {**header, "facts": json.dumps(facts)})
 
 
@@ -115,7 +116,8 @@ def load_supernet(path: Path) -> Network:
         raise SuperformerError(f"the supernet {path} cannot be read: {error}") from error
     if "space" not in header:
         raise SuperformerError(f"{path} has no space in its header: it is not a supernet of superformer")
-    net = supernet(Space.from_json(header["space"]), len(json.loads(header["classes"])), header["sharing"])
+    rule = "cyclic-groups" if header["sharing"] == "cyclic" and "version" not in header else header["sharing"]
+    net = supernet(Space.from_json(header["space"]), len(json.loads(header["classes"])), rule)
     net.load_state_dict(tensors)
     return net.eval()
 

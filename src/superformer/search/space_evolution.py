@@ -226,7 +226,8 @@ def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
     """The recipe of the t-th space; its supernet begins with what fits of the one before."""
     before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if t else {}
     start = recipe.start.model_copy(update=before)
-    return recipe.model_copy(update={"space": json.loads(space.to_json()), "narrow": {}, "start": start})
+    said = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
+    return recipe.model_copy(update={"space": json.loads(space.to_json()), "start": start, **said})
 
 
 def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], list[Trend]]:

@@ -51,7 +51,8 @@ class Schema:
 
     ``stage`` may say for each stage of a space what it must choose. ``rules`` yields a sentence for everything that is
     wrong with a space. ``entry`` are those choices of a stage that only what leads into it depends on, no block and no
-    other stage: drawing within limits need not pair them."""
+    other stage: drawing within limits need not pair them. ``private``: for each set of parts that can be private, the
+    ``weights`` that say so."""
 
     family: str
     choices: frozenset[str]
@@ -61,6 +62,7 @@ class Schema:
     weights: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rules: Callable[[Space], Iterable[str]] = lambda space: ()
     entry: frozenset[str] = frozenset()
+    private: Mapping[frozenset[str], Mapping[str, Any]] = field(default_factory=dict)
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:
         """Options in their one form: those that are not the default."""
@@ -71,6 +73,21 @@ class Schema:
 
     def option(self, options: Mapping[str, Any], name: str) -> Any:
         return options.get(name, self.options[name])
+
+    def private_weights(self, words: Iterable[str]) -> Mapping[str, Any]:
+        """The ``weights`` with which these parts are private and all others shared."""
+        given, most = [w for w in words if w != "none"], max(self.private, key=len, default=frozenset[str]())
+        if not most:
+            raise SpaceError(f"{self.family} networks have no weights that could be private")
+        for word in given:
+            if word not in most and word != "all":
+                possible = f"{', '.join(sorted(most))}, several with commas, none or all"
+                raise SpaceError(f"{self.family} networks cannot have {word!r} private; possible: {possible}")
+        wanted = most if "all" in given else frozenset(given)
+        if wanted not in self.private:
+            sets = "; ".join(sorted(",".join(sorted(s)) or "none" for s in self.private))
+            raise SpaceError(f"{self.family} networks cannot have just {','.join(given) or 'none'} private: {sets}")
+        return self.private[wanted]
 
     def check_space(self, space: Space) -> None:
         self._names(space.name, "network-wide choices", set(space.choices) - {"resolution"}, self.choices, SpaceError)

@@ -256,6 +256,23 @@ class Space:
             stages.append(replace(stage, block=blocks, depth=kept, choices=cut(stage.choices, i)))
         return replace(self, name=f"{self.name}-narrowed", stages=tuple(stages), choices=cut(self.choices, None))
 
+    # --- the same choices, other supernets ---
+
+    def with_private(self, *words: str) -> Space:
+        """The space with these weights private and all others shared (ViTAS v1, table 2): ``"cls_token"``, ``"qk"``,
+        ``"v"`` of a vit; ``"none"`` or ``"all"``."""
+        return replace(self, weights=family(self.family).schema.private_weights(words))
+
+    def with_identities(self, where: str) -> Space:
+        """The space with identities ``"shifted"`` to the end of each stage (ViTAS v2, section 5) or ``"free"`` to sit
+        at any position that may be left out (v1). A free one is drawn half of the time: the mean depth stays."""
+        if where not in ("shifted", "free"):
+            raise SpaceError(f"identities are shifted or free, not {where!r}")
+        if all(len(s.depths) == 1 for s in self.stages):
+            raise SpaceError(f"the space {self.name} has no identities: the depths of its stages are fixed")
+        changed = tuple(s.with_identities(where) for s in self.stages)
+        return self if changed == self.stages else replace(self, name=f"{self.name}-{where}", stages=changed)
+
     def point(self, arch: Arch) -> Space:
         """The space of one architecture. A network is a supernet of such a space."""
         self.encode([arch])

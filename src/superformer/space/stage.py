@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -151,6 +151,17 @@ class Stage:
     @property
     def positions(self) -> int:
         return len(self.blocks)
+
+    def with_identities(self, where: str) -> Stage:
+        """The stage with its identities at the end (``"shifted"``), or anywhere after those that always run."""
+        if len(self.depths) == 1 or (where == "free") == bool(self.free):
+            return self
+        if where == "shifted":
+            return replace(self, depth=self.depths, skippable=(), skip=0.5)
+        least, most = self.depths[0], self.depths[-1]
+        if self.depths != tuple(range(least, most + 1)):
+            raise SpaceError(f"identities can be free where all depths between {least} and {most} are there")
+        return replace(self, depth=most, skippable=range(least, most))
 
     def options(self, position: int) -> int:
         """The number of different blocks at a position."""

@@ -10,8 +10,10 @@ from superformer.space.arch import Arch, StageArch, Values
 
 HEADS = (3, 6, 12, 16)
 PATCHES = (32, 16, 14)
-PRIVATE = {"shared": "v", "cls_token": "private"}
+V1 = {"shared": "v", "cls_token": "private"}
 """v1, section 4.2: a class token for each patch size, q and k for each number of heads, v shared."""
+V2 = {"shared": "qkv", "cls_token": "private"}
+"""v2, section 5 and appendix A.2: private class tokens only; all heads divide the same q, k and v."""
 OPTIONS = {"final_eps": 1e-5}
 """As released: the final norm has torch's default eps."""
 
@@ -20,26 +22,35 @@ def _block(widest: int) -> dict[str, tuple[int, ...]]:
     return {"heads": HEADS, "attn": tenths(widest, parts=3), "mlp": tenths(widest)}
 
 
-def _space(name: str, width: int, stage: Stage, patch_size: tuple[int, ...] = PATCHES) -> Space:
+def _space(
+    name: str, width: int, stage: Stage, patch_size: tuple[int, ...] = PATCHES, size: int = 224,
+    weights: dict[str, str] = V1,
+) -> Space:  # fmt: skip
     choices = {"patch_size": patch_size, "width": tenths(width)}
-    return Space(name, "vit", (stage,), choices, options=OPTIONS, weights=PRIVATE)
+    return Space(name, "vit", (stage,), choices, size, options=OPTIONS, weights=weights)
 
 
-def _v1(name: str, width: int, widest: int) -> Space:
+def _v1(name: str, width: int, widest: int, patch_size: tuple[int, ...] = PATCHES, size: int = 224) -> Space:
     """v1, table 1 (and 9): 16 positions, each a block with one of four head counts or an identity."""
-    return _space(name, width, Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5))
+    return _space(name, width, Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5), patch_size, size)
+
+
+def _block_level(name: str, width: int, widest: int) -> Space:
+    """v1, section 5.3: one block, repeated 12 times; 10 widths x 4 head counts x 10 attention and 10 hidden widths."""
+    return _space(name, width, Stage(_block(widest), depth=12, tied=True), (16,))
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
     """v2, figure 7: 14 positions with identity shifting (table 2 prints v1's 16; the specific appendix has 14)."""
-    return _space(name, width, Stage(_block(widest), depth=range(15)))
+    return _space(name, width, Stage(_block(widest), depth=range(15)), weights=V2)
 
 
 SPACES = (
     _v1("vitas-v1", 384, 1440),
     _v1("vitas-v1-wide", 768, 2880),
-    # v1, section 5.3: one block, repeated 12 times; 10 widths x 4 head counts x 10 attention widths x 10 hidden widths.
-    _space("vitas-block", 384, Stage(_block(1440), depth=12, tied=True), (16,)),
+    _v1("vitas-v1-112", 384, 1440, (16, 14), 112),  # tables 2 and 3: half the pictures' side, which 32 does not divide
+    _block_level("vitas-block", 384, 1440),
+    _block_level("vitas-block-wide", 768, 2880),  # appendix E: the widths of table 9
     _v2("vitas-deit-tiny", 384, 1440),
     _v2("vitas-deit-small", 768, 2880),
 )
@@ -64,6 +75,7 @@ MODELS = {
         (12, 336, 720), (12, 288, 576), (16, 144, 1296), (6, 288, 864),
     ]),
     "vitas_1_3g": vit_network(230, [(3, 144, 720)] * 12),
+    "vitas_block_5g": vit_network(384, [(6, 384, 1728)] * 12),  # v1, table 13; the one before is table 8
     "vitas_2_7g": vit_network(346, [
         (16, 240, 720), (16, 336, 864), (16, 288, 1008), (6, 288, 1008), (3, 192, 720), (12, 432, 1296),
         (6, 432, 1152), (12, 240, 144), (12, 480, 864), (6, 192, 1008), (12, 384, 1296),
