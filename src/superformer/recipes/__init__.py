@@ -60,6 +60,11 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     return tree
 
 
+def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that was begun before runs had a format, in today's words."""
+    return dict(tree)
+
+
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
     """The recipe of a tree of settings, with ``key=value`` changes."""
     tree = copy.deepcopy(dict(given))

@@ -206,8 +206,7 @@ def evolve_space(
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         found = f"expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %"
         tell(f"space {t}: E-T error {entry['et_error']:.2f} % ({found})")
-        text = json.dumps({"spaces": trace}, indent=1)
-        files.write(folder / "evolution.json", text)
+        files.write_object(folder / "evolution.json", {"spaces": trace})
         if not last:
             space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
             trace[-1]["trends"] = [own.to_dict() for own in trends]
@@ -218,7 +217,7 @@ def evolve_space(
     if draw is not None:
         files.write(folder / "evolution.svg", draw(trace, settings.name))
         tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
-    whole: dict[str, Any] = json.loads(text)
+    whole: dict[str, Any] = json.loads(json.dumps({"spaces": trace}))
     return whole
 
 

@@ -7,7 +7,6 @@ or from scratch, at the same or a larger input size, in ``DIR/retrained/KEY-WEIG
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from superformer.evaluation.evaluator import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.recipes import Recipe, read_changes, retrain_recipe
-from superformer.runs import Run, note_command
+from superformer.runs import Run, note_command, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
@@ -64,11 +63,11 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     rows = [_row(run, load_network(inherited).net, which, "inherited", 0, 0)]
     rows.append(_row(run, net, which, weights, recipe.train.epochs, seconds))
     table = run.folder / "retrained.json"
-    old = json.loads(table.read_text())["rows"] if table.exists() else []
+    old = stored.read(table).get("rows", [])
     new = {(r["key"], r["weights"]) for r in rows}  # rows of the same network and way take the place of older ones
     rows = [r for r in old if (r["key"], r["weights"]) not in new] + rows
     _save(run, net, model)
-    files.write(table, json.dumps({"rows": rows}, indent=1))
+    files.write_object(table, {"rows": rows})
     return Retrained(model, rows)
 
 
