@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import yaml
 
+from superformer import files
 from superformer.errors import SuperformerError, nearest
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
@@ -46,7 +47,11 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
             raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
     else:
         raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
-    return from_tree(parse_yaml(text, name), name, changes)
+    tree = parse_yaml(text, name)
+    if path.name == "recipe.yaml" and (facts := path.with_name("run.json")).is_file():  # that of a run
+        how = f"put back a copy of it, or copy {path} to another folder"
+        tree = tree if "format" in files.read_object(facts, how) else of_earlier_version(tree)
+    return from_tree(tree, name, changes)
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:

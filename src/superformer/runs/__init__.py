@@ -148,6 +148,7 @@ class Run:
             yield
         finally:
             _locks.discard(handle)
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that was just forked
             os.close(handle)
 
     def recipe(self) -> Recipe:

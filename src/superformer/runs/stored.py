@@ -39,7 +39,7 @@ FILES = {
     RECIPE: Stored(None, _begun),
     SPACE: Stored(None, _begun),
     METRICS: Stored({"kind": str, "step": int}, "delete it, or that line: only the report draws from it"),
-    COMMANDS: Stored({"words": [str], "folder": str}, "delete it, and give the words that began the run"),
+    COMMANDS: Stored({"words": [str]}, "delete it, and give the words that began the run"),
     "front.json": Stored(
         {"front": [{**_row, "arch": dict}], "best": str | None},
         _anew.format("superformer search --run {run} (nothing is evaluated twice)"),
@@ -48,7 +48,7 @@ FILES = {
     "comparison.json": Stored({"rows": [_row]}, _anew.format("superformer demo --run {run}")),
     "limits.json": Stored({"macs": [NUMBER], "latency": [NUMBER]}, _anew.format("superformer demo --run {run}")),
     "evolution.json": Stored({"spaces": [{"space": dict}]}, _anew.format("superformer evolve-space ... --run {run}")),
-    "analysis.json": Stored({"supernet": str | None}, _anew.format("superformer analyse --run {run}")),
+    "analysis.json": Stored({}, _anew.format("superformer analyse --run {run}")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
 TABLE = Stored({"machine": str, "parts": dict, "fit": dict}, _anew.format("superformer search --run {run} ..."))

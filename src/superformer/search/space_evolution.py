@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from superformer import files
+from superformer import data, files
 from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, teller
@@ -195,6 +195,9 @@ def evolve_space(
         raise SuperformerError(f"evolve.gamma has a step for {name!r}, which is no dimension: {nearest(name, known)}")
     if World.join().size > 1:
         raise SuperformerError("evolve-space runs in one process; train and search take several")
+    if (most := settings.evolve.macs_max) is not None:  # a limit that nobody meets is refused before any training
+        classes = len(data.load(spec, settings.data, settings.img_size or space.img_size).classes)
+        space.sample(1, seed=0, macs=(None, most), num_classes=classes)
     trace: list[dict[str, Any]] = []
     for t in range(settings.evolve.rounds + 1):
         last = t == settings.evolve.rounds

@@ -25,7 +25,7 @@ from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
 from superformer.space.schema import family
-from superformer.train.loop import recipe_skeleton, train
+from superformer.train.loop import check_settings, recipe_skeleton, train
 from superformer.train.optimizer import unmatched
 
 
@@ -48,9 +48,12 @@ def retrain(folder: str | Path, which: str = "best", *changes: str, console: Con
     weights, size, rest = read_changes(run.recipe(), changes, where)
     larger = family(arch.family).rescaled(arch, size) if size not in (None, arch.resolution) else arch
     recipe = retrain_recipe(run.recipe(), larger, weights, rest, run.facts()["img_size"], where)
+    recipe = without_dead_words(run, recipe)
     home, model = run.folder / "retrained", run.folder / "model"
 
     world, begun = World.join(), time.monotonic()
+    if not Run(home / f"{larger.key}-{weights}").recipe_file.exists():
+        check_settings(recipe, run.facts()["data"])
     if world.first:
         note_command(run.folder)
     inherited = write_inherited(run, arch, home / f"{arch.key}-inherited")
@@ -98,12 +101,16 @@ def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, cons
     if start is not None:
         begun = own.recipe_file.exists()  # the same words, even if the run was moved since
         changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update={"network": str(start)})
-    # what the supernet's recipe keeps from decay, this network need not have
+    changed = without_dead_words(run, recipe).model_copy(update=changes)
+    return train(changed, run.facts()["data"], home, console=console)
+
+
+def without_dead_words(run: Run, recipe: Recipe) -> Recipe:
+    """What the supernet's recipe keeps from decay, the network of a recipe need not have."""
     net = recipe_skeleton(recipe, len(run.facts()["classes"]))
     dead = unmatched(run.recipe().optimizer.no_decay, net)
     words = tuple(word for word in recipe.optimizer.no_decay if word not in dead)
-    changes["optimizer"] = recipe.optimizer.model_copy(update={"no_decay": words})
-    return train(recipe.model_copy(update=changes), run.facts()["data"], home, console=console)
+    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"no_decay": words})})
 
 
 def network_to_export(folder: str | Path, which: str | None = None) -> StoredNetwork:
