@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from superformer.interop.export import export
 from superformer.progress import teller
 from superformer.recipes import resolve
 from superformer.report import write
-from superformer.runs import Run
+from superformer.runs import Run, stored
 from superformer.runs.storage import load_supernet
 from superformer.search import search
 from superformer.search.space_evolution import dimensions, evolve_space
@@ -85,8 +84,8 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
         ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
         timings = measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)
         latency = float(np.mean([timing.median for timing in timings]))
-        files.write(path, json.dumps({"macs": [0, macs], "latency": [0, latency]}))
-    return {name: (float(low), float(high)) for name, (low, high) in json.loads(path.read_text()).items()}
+        files.write_object(path, {"macs": [0, macs], "latency": [0, latency]})
+    return {name: (float(low), float(high)) for name, (low, high) in stored.read(path).items()}
 
 
 def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) -> None:
@@ -104,7 +103,7 @@ def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) 
         row = retrain(folder, which, *changes, console=console).rows[-1]
         rows.append({**row, "name": name, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
         tell(f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs")
-    files.write(folder / "comparison.json", json.dumps({"rows": rows}, indent=1))
+    files.write_object(folder / "comparison.json", {"rows": rows})
 
 
 def handmade(space: Space, macs: float, num_classes: int) -> Arch:

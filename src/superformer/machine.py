@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+WORKING = (b"train", b"evolve-space", b"search", b"retrain", b"demo")
+"""Commands that keep the cores busy."""
+_told: list[str] = []
 
 
 def machine(accelerator: str | None = None, runtime: str = "eager") -> str:
@@ -26,6 +26,49 @@ def machine(accelerator: str | None = None, runtime: str = "eager") -> str:
     if runtime == "onnx":
         parts.append(f"onnxruntime {import_module('onnxruntime').__version__}")
     return ", ".join(parts)
+
+
+def busy_notice(threads: int, cores: int, load: float, runs: int = 0) -> str | None:
+    """What to tell a user whose work wants more threads than there are free cores: threads that wait for each other
+    take several times as long as fewer of them. ``load``: of everything else; ``runs``: of superformer, among that."""
+    free = max(cores - round(max(load, runs)), 0)
+    if threads <= free:
+        return None
+    others = f"; {runs} other run{'s' * (runs > 1)} of superformer" if runs else ""
+    what = f"{threads} thread{'s' * (threads > 1)} and {free} free of {cores} cores (load {load:.1f}{others})"
+    few = max(free, 1)
+    if threads == few:
+        return f"note: the machine is busy, {what}: this will take longer"
+    return f"note: the machine is busy, {what}: train.threads={few} in training, or OMP_NUM_THREADS={few}, is faster"
+
+
+def tell_if_busy(tell: Callable[[str], None]) -> None:
+    """Tell `busy_notice` of this machine, once in a process."""
+    import torch
+
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    notice = busy_notice(here * torch.get_num_threads(), _usable_cores(), os.getloadavg()[0], _other_runs())
+    if notice is not None and not _told:
+        _told.append(notice)
+        tell(notice)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _other_runs() -> int:
+    """Commands of superformer that work now, in other processes (those that one torchrun started count as one)."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError, ValueError, StopIteration):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            ours = int(entry.name) == os.getpid() or parent == os.getppid()
+            name = next(k for k, word in enumerate(words[:4]) if word.rpartition(b"/")[2] == b"superformer")
+            if not ours and any(word in WORKING for word in words[name + 1 : name + 3]):
+                found.add(parent if b"--" in words[name + 1 : name + 2] else int(entry.name))
+    return len(found)
 
 
 def _processor() -> tuple[str, int]:

@@ -73,6 +73,24 @@ def doing(console: Console | None, what: str = "") -> Iterator[Tell]:
     yield lambda text: None
 
 
+_asked: list[int] = []
+"""Requests to stop that were raised, and must have ended the work."""
+
+
+def note_interrupts() -> None:
+    """From now on Ctrl-C is noted before it is raised. Some libraries catch everything while they are imported: what is
+    lost there, the next loop finds (`deferred_interrupts`)."""
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        _asked.append(number)
+        raise KeyboardInterrupt
+
+    _asked.clear()
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, noted)
+
+
 class Interrupt:
     """Whether someone asked to stop, by Ctrl-C or SIGTERM. A second Ctrl-C stops at once."""
 
@@ -88,6 +106,8 @@ class Interrupt:
 def deferred_interrupts() -> Iterator[Interrupt]:
     """Signals are noted, for the loop to look at after each step: what is saved between two steps is whole."""
     interrupt = Interrupt()
+    if _asked:
+        raise KeyboardInterrupt
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return

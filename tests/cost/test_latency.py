@@ -257,13 +257,14 @@ def test_files_that_are_no_table(tmp_path: Path, change: dict[str, object]) -> N
     file = tmp_path / "latency.json"
     truth(space_of(resolve("vitas-deit-laptop")), 1).save(file)
     data = json.loads(file.read_text())
+    del data["checksum"]
     file.write_text(json.dumps({**data, **change}))
     with pytest.raises(LatencyError, match=r"latency.json.*build it again"):
         LatencyTable.load(file, threads=1)
     file.write_text("{")
-    with pytest.raises(LatencyError, match="must be JSON"):
+    with pytest.raises(LatencyError, match="damaged"):
         LatencyTable.load(file, threads=1)
-    with pytest.raises(LatencyError, match="cannot be read"):
+    with pytest.raises(LatencyError, match="is missing"):
         LatencyTable.load(tmp_path / "none.json", threads=1)
 
 

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 import superformer as sf
+from superformer import files
 from superformer.draw.svg import DARK, LIGHT
 from superformer.errors import SuperformerError, amount
 from superformer.report import _json as page_json
@@ -84,15 +85,14 @@ def run(searched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = {"name": "supernet and stand-alone", "pearson": 0.6, "spearman": 0.5, "kendall": None, "points": points}
     _json(folder / "analysis.json", {"correlations": [known], "weights": [{"key": "a", **ways}]})
     words = ["train", "--recipe", "my own.yaml", "--data", "digits", "--run", "run"]
-    (folder / "commands.jsonl").write_text(
-        json.dumps({"words": words, "superformer": "0.1.0", "machine": "a machine"}) + "\n"
-    )
+    entry = {"words": words, "superformer": "0.1.0", "machine": "a machine"}
+    (folder / "commands.jsonl").write_text(files.line(entry))
     write(folder, Console(quiet=True))
     return folder
 
 
 def _json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values))
+    files.write_object(path, {k: v for k, v in values.items() if k != "checksum"})
 
 
 @pytest.fixture(scope="module")
@@ -331,11 +331,11 @@ def test_a_damaged_file_is_told(searched: Path, tmp_path: Path) -> None:
     write(folder)
     old = (folder / "report.html").read_text()
     for name in ("front.json", "bench.json", "history.db"):
-        kept = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+        kept = (folder / name).read_bytes() if (folder / name).exists() else None
         (folder / name).write_text("{ no")
         with pytest.raises(SuperformerError, match=name):
             write(folder)
-        (folder / name).write_bytes(kept)
+        (folder / name).unlink() if kept is None else (folder / name).write_bytes(kept)
     assert (folder / "report.html").read_text() == old
     with pytest.raises(RunError, match="there is no run"):
         write(tmp_path / "nothing")

@@ -263,7 +263,7 @@ def test_other_databases_are_refused_and_left_alone(path: Path) -> None:
 def test_a_newer_history_asks_for_a_newer_program(path: Path) -> None:
     History(path, "w", "s").close()
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.commit()
     db.close()
     refused(path, "update superformer")

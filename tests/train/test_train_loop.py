@@ -18,9 +18,9 @@ from helpers.training import as_earlier_version, command, environment, ordinary,
 from rich.console import Console
 from safetensors.torch import load_file
 
-from superformer import data
+from superformer import data, files
 from superformer.errors import StoppedError, SuperformerError
-from superformer.recipes import RecipeError, names, resolve, space_of
+from superformer.recipes import RecipeError, dump, names, resolve, space_of
 from superformer.runs import Run, RunError
 from superformer.runs.processes import World
 from superformer.runs.storage import list_checkpoints, load_supernet
@@ -137,7 +137,8 @@ def test_a_damaged_checkpoint_is_passed_over(
         "train", "--recipe", str(finished / "tiny.yaml"), "--data", "digits", "--run", str(tmp_path / "run")
     )
     assert said.returncode == 0, said.stderr
-    assert "going on from the checkpoint before" in said.stdout
+    assert f"{newest} is not as it was written" in said.stdout
+    assert "going on after step" in said.stdout
     assert same(finished / "run", tmp_path / "run")
 
 

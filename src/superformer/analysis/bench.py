@@ -62,7 +62,7 @@ def bench(
     found = {"machine": machine(runtime="onnx" if onnx_ran else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
         note_command(Path(what))
-        files.write(Path(what) / "bench.json", json.dumps(found, indent=1))
+        files.write_object(Path(what) / "bench.json", found)
     return found
 
 

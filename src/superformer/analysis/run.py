@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from superformer.analysis.settings import CHEAP, Settings, chosen
 from superformer.analysis.subject import Standalone, Subject
 from superformer.errors import SuperformerError
 from superformer.progress import teller
-from superformer.runs import Run
-from superformer.space.arch import load_json
+from superformer.runs import Run, stored
 
 FILE = "analysis.json"
 AT_ONCE = 16
@@ -75,11 +73,9 @@ def analyse(
 def _write(run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
     """Write what was found beside what earlier analyses of the same supernet found."""
     path, supernet = run.folder / FILE, run.fingerprint() if run.supernet_file.exists() else None
-    old = {}
-    if path.exists():
-        old = load_json(path.read_text(), f"{path} (move it away if it is damaged)", SuperformerError)
+    old = stored.read(path)
     whole = {**(old if old.get("supernet") == supernet else {}), **found, "supernet": supernet}
-    files.write(path, json.dumps(whole, indent=1, allow_nan=False))
+    files.write_object(path, whole, allow_nan=False)
     return whole
 
 

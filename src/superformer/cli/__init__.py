@@ -12,6 +12,7 @@ import typer
 from superformer.cli import find, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError
+from superformer.progress import note_interrupts
 
 __all__ = ["app", "find", "main", "use"]
 
@@ -20,6 +21,7 @@ def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
+    note_interrupts()
     try:
         status = app(standalone_mode=False)
         if status == 130:  # what typer makes of Ctrl-C

@@ -14,7 +14,6 @@ by one."""
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,12 +25,12 @@ from numpy.typing import NDArray
 from superformer import files
 from superformer.cost.latency import Timing, Turns, measure_in_turn
 from superformer.cost.runtimes import Size
-from superformer.errors import SuperformerError
+from superformer.errors import StoppedError, SuperformerError
 from superformer.families.network import Network
 from superformer.kernels import device_name
 from superformer.machine import machine
 from superformer.space import Genes, Space
-from superformer.space.arch import Arch, load_json
+from superformer.space.arch import Arch
 from superformer.space.costs import AT_ONCE, Cost, Terms, skeleton
 from superformer.spaces import model
 
@@ -163,11 +162,10 @@ class LatencyTable:
         return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
 
     def save(self, path: Path) -> None:
-        files.write(path, json.dumps({"version": VERSION, **asdict(self)}, indent=1))
+        files.write_object(path, {"version": VERSION, **asdict(self)})
 
     @staticmethod
-    def _read(text: str, threads: int, runtime: str, device: str, batch: int) -> LatencyTable:
-        data = load_json(text, "a table of latencies", LatencyError)
+    def _read(data: dict[str, Any], threads: int, runtime: str, device: str, batch: int) -> LatencyTable:
         if data.pop("version", None) != VERSION:
             raise LatencyError(f"this table of latencies is not of version {VERSION}: build it again")
         try:
@@ -192,9 +190,9 @@ class LatencyTable:
     def load(path: Path, *, threads: int, runtime: str = "eager", device: str = "cpu", batch: int = 1) -> LatencyTable:
         """The table of a file, if it holds for this machine and for what is asked."""
         try:
-            return LatencyTable._read(path.read_text(), threads, runtime, device, batch)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LatencyError(f"the table of latencies {path} cannot be read: {error}") from error
+            return LatencyTable._read(files.read_object(path, "build it again"), threads, runtime, device, batch)
+        except (files.DamagedError, StoppedError) as error:
+            raise LatencyError(f"the table of latencies {error}") from error
         except LatencyError as error:
             raise LatencyError(f"{path}: {error}") from error
 

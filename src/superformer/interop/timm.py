@@ -87,7 +87,7 @@ def _levels(arch: Arch) -> tuple[int, ...]:
 def write(stored: StoredNetwork, folder: Path) -> None:
     """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
-    config = json.loads((folder / CONFIG).read_text())
+    config = files.read_object(folder / CONFIG, "export it again")
     config |= {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
     pictures = preparation(stored)
     net, size = stored.net, [pictures.channels, pictures.size, pictures.size]
@@ -101,7 +101,7 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     pretrained |= {"num_classes": net.num_classes, "label_names": names, "classifier": "head"}
     config |= {"architecture": ENTRY, "num_classes": net.num_classes, "num_features": net.num_features}
     config |= {"model_args": {"arch": json.loads(net.space.smallest().to_json())}, "pretrained_cfg": pretrained}
-    files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+    files.write_object(folder / CONFIG, config)
 
 
 def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:

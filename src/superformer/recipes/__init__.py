@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import yaml
 
+from superformer import files
 from superformer.errors import SuperformerError, nearest
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
@@ -49,25 +50,10 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     else:
         raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
     tree = parse_yaml(text, name)
-    return from_tree(of_earlier_version(tree) if in_earlier_run(path) else tree, name, changes)
-
-
-def in_earlier_run(path: Path) -> bool:
-    """Whether a recipe's file is that of a run which an earlier version began: its ``run.json`` tells no format."""
-    try:
-        return path.name == "recipe.yaml" and "format" not in json.loads((path.parent / "run.json").read_text())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of a run that an earlier version began, with what held then for settings that came later; cyclic
-    sharing had other channels."""
-    was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}}
-    out = merged(was, tree)
-    if out["loss"].get("teacher_weight") == 1:  # was the default, where none says the same now
-        out["loss"] = {**out["loss"], "teacher_weight": None}
-    return {**out, "sharing": "cyclic-groups"} if out.get("sharing") == "cyclic" else out
+    if path.name == "recipe.yaml" and (facts := path.with_name("run.json")).is_file():  # that of a run
+        how = f"put back a copy of it, or copy {path} to another folder"
+        tree = tree if "format" in files.read_object(facts, how) else of_earlier_version(tree)
+    return from_tree(tree, name, changes)
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -79,6 +65,16 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise RecipeError(f"the recipe {where} must be a tree of settings, not {tree!r}")
     return tree
+
+
+def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that was begun before runs had a format, in today's words: with what held then for settings
+    that came later; cyclic sharing had other channels."""
+    was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}}
+    out = merged(was, tree)
+    if out["loss"].get("teacher_weight") == 1:  # was the default, where none says the same now
+        out["loss"] = {**out["loss"], "teacher_weight": None}
+    return {**out, "sharing": "cyclic-groups"} if out.get("sharing") == "cyclic" else out
 
 
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:

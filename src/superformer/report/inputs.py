@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superformer.cost.latency_table import LatencyTable
-from superformer.errors import StoppedError, SuperformerError, amount
+from superformer.errors import SuperformerError, amount
 from superformer.progress import Tell
 from superformer.recipes import Recipe
 from superformer.report.markup import cleaned
-from superformer.runs import Run
+from superformer.runs import Run, stored
 from superformer.search.history import History, Record
 from superformer.search.problem import exact_costs, predicted_costs
 from superformer.space import Space
@@ -138,55 +137,31 @@ class Inputs:
 
 def read(folder: str | Path) -> Inputs:
     run = Run.open(folder)
-    tables = [(path, _object(path)) for path in sorted(run.folder.glob("latency-*.json"))]
-    front = _object(run.front_file)
+    tables = [(path, stored.read(path)) for path in sorted(run.folder.glob("latency-*.json"))]
+    front = stored.read(run.front_file)
     fast = any("throughput" in row for row in front.get("front", []))
-    analysis = _object(run.folder / "analysis.json")
+    analysis = stored.read(run.folder / "analysis.json")
     known = analysis.get("supernet")
     if known is not None and not (run.supernet_file.exists() and known == run.fingerprint()):
         analysis = {}  # that of another supernet
-    commands = []
-    for line in noted.read_text().splitlines() if (noted := run.folder / "commands.jsonl").exists() else []:
-        with suppress(ValueError):  # a line that was cut off is left out
-            commands.append(json.loads(line))
     return Inputs(
         run=run,
         recipe=run.recipe(),
-        recipe_text=run.recipe_file.read_text(),
-        facts=_object(run.facts_file),
+        recipe_text=stored.read_recipe(run.folder),
+        facts=run.facts(),
         space=run.space(),
-        metrics=[line for line in run.metrics() if isinstance(line, dict)],
+        metrics=run.metrics(),
         front=front,
-        evolution=_rows(_object(run.folder / "evolution.json").get("spaces")),
-        retrained=_rows(_object(run.folder / "retrained.json").get("rows")),
-        comparison=_rows(_object(run.folder / "comparison.json").get("rows")),
-        bench=_object(run.folder / "bench.json"),
+        evolution=stored.read(run.folder / "evolution.json").get("spaces", []),
+        retrained=stored.read(run.folder / "retrained.json").get("rows", []),
+        comparison=stored.read(run.folder / "comparison.json").get("rows", []),
+        bench=stored.read(run.folder / "bench.json"),
         analysis=analysis,
-        commands=_rows(commands),
+        commands=stored.read_lines(run.folder / stored.COMMANDS),
         latency_table=_table(tables, front, "batch"),
         throughput_table=_table(tables, front, "throughput_batch") if fast else None,
         fits=[raw for _, raw in tables],
     )
-
-
-def _object(path: Path) -> Row:
-    """A JSON object of a run; empty if the file is not there."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise StoppedError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        told = f"{path} is damaged ({error}): remove it, or make it again, and write the report again"
-        raise SuperformerError(told) from error
-    if not isinstance(found, dict):
-        raise SuperformerError(f"{path} is not what superformer writes (a JSON object): remove it, or make it again")
-    return found
-
-
-def _rows(found: object) -> list[Row]:
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTable | None:

@@ -18,31 +18,39 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files
-from superformer.errors import StoppedError, SuperformerError, nearest
+from superformer.errors import SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, in_earlier_run, of_earlier_version, parse_yaml
+from superformer.recipes import Recipe, differences, dump, from_tree, of_earlier_version, parse_yaml
+from superformer.runs import stored
+from superformer.runs.stored import COMMANDS as COMMANDS
+from superformer.runs.stored import RunError as RunError
 from superformer.space import Space
 from superformer.space.arch import Arch
 
-COMMANDS = "commands.jsonl"
-FORMAT = 2
-"""Of a run's folder, in its ``run.json``; before the first that is told, settings of today had other meanings."""
 _command: list[str] = []
 """The words of the command line that runs now."""
+_locks: set[int] = set()
+"""Files that this process holds locked."""
 
 
-class RunError(SuperformerError):
-    """A run that is not there, or is not what it is used as."""
+def _forked() -> None:
+    """A lock goes with its process: workers that outlive it must not hold it."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Run:
     def __init__(self, folder: Path):
         self.folder = folder
-        self.recipe_file = folder / "recipe.yaml"
-        self.space_file = folder / "space.json"
-        self.facts_file = folder / "run.json"
+        self.recipe_file = folder / stored.RECIPE
+        self.space_file = folder / stored.SPACE
+        self.facts_file = folder / stored.FACTS
         self.checkpoints = folder / "checkpoints"
-        self.metrics_file = folder / "metrics.jsonl"
+        self.metrics_file = folder / stored.METRICS
         self.supernet_file = folder / "supernet.safetensors"
         self.history_file = folder / "history.db"
         self.front_file = folder / "front.json"
@@ -54,9 +62,7 @@ class Run:
             return
         with files.disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-        files.write(self.space_file, space.to_json())
-        files.write(self.facts_file, json.dumps({**facts, "format": FORMAT}, indent=1))
-        files.write(self.recipe_file, dump(recipe))  # the last: a folder with it is a run
+        stored.begin(self.folder, dump(recipe), space, dict(facts))
 
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
@@ -69,12 +75,17 @@ class Run:
                 what = f"{self.folder} is there, and is not a run (it has no recipe.yaml)"
                 raise RunError(f"{what}: choose a new or an empty folder")
             return
-        lines = differences(self.recipe().model_dump(mode="json"), recipe.model_dump(mode="json"))
-        pairs = {key: (self.facts().get(key), facts[key]) for key in ("data", "fingerprint")}
-        lines += [f"{key}: {before!r} before, {now!r} now" for key, (before, now) in pairs.items() if before != now]
-        if lines:
-            what = f"{self.folder} was begun with other settings ({'; '.join(lines)})"
-            raise RunError(f"{what}: go on with the same words, or choose another --run")
+        begun, known = self.recipe(), self.facts()
+        lines = differences(begun.model_dump(mode="json"), recipe.model_dump(mode="json"))
+        others = [
+            f"{k}: {known[k]!r} before, {facts[k]!r} now" for k in ("data", "fingerprint") if known[k] != facts[k]
+        ]
+        if lines or others:
+            what = f"{self.folder} was begun with other settings ({'; '.join(lines + others)})"
+            how = "go on with the same words"
+            if begun.name == recipe.name and not others:  # its numbers may be others in another version of superformer
+                how = f"--recipe {self.recipe_file} goes on with its own settings; or give the same words"
+            raise RunError(f"{what}: {how}, or choose another --run")
 
     @staticmethod
     def open(folder: str | Path) -> Run:
@@ -83,6 +94,7 @@ class Run:
         if not run.recipe_file.exists():
             what = "there is no run" if not run.folder.exists() else "there is no recipe.yaml, so no run,"
             raise RunError(f"{what} in {folder}: superformer train --recipe NAME --data SPEC --run {folder} makes one")
+        stored.of_earlier_version(run.folder)  # an error if it is of a later one
         return run
 
     def require_trained(self) -> None:
@@ -93,7 +105,8 @@ class Run:
 
     def fingerprint(self) -> str:
         """Of the supernet's file: results of other weights are never mixed in."""
-        with open(self.supernet_file, "rb") as file:
+        self.require_trained()
+        with files.readable(self.supernet_file, stored.SUPERNET_HOW), open(self.supernet_file, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     def require_pictures(self, fingerprint: str) -> None:
@@ -106,7 +119,7 @@ class Run:
         """What the last search found."""
         if not self.front_file.exists():
             raise RunError(f"{self.folder} was not searched yet: superformer search --run {self.folder} --macs-max ...")
-        return dict(json.loads(self._text(self.front_file)))
+        return stored.read(self.front_file)
 
     @property
     def retrained(self) -> bool:
@@ -124,36 +137,45 @@ class Run:
         """Only one process may write to a run. The lock goes with its process."""
         files.make_folder(self.folder)
         with files.disk_errors(self.folder):
-            handle = open(self.folder / ".lock", "a")  # noqa: SIM115  # kept open as long as the lock is held
-        with handle:
+            handle = os.open(self.folder / ".lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        _locks.add(handle)
+        try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 what = f"another process is writing to the run {self.folder}"
                 raise RunError(f"{what}: wait until it ends, or choose another folder") from error
             yield
+        finally:
+            _locks.discard(handle)
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that was just forked
+            os.close(handle)
 
     def recipe(self) -> Recipe:
-        tree = parse_yaml(self._text(self.recipe_file), str(self.recipe_file))
-        return from_tree(of_earlier_version(tree) if self.earlier_version else tree, str(self.recipe_file))
+        where, text = str(self.recipe_file), stored.read_recipe(self.folder)
+        with files.understood(self.recipe_file, stored.FILES[stored.RECIPE].how):
+            tree = parse_yaml(text, where)
+            if self.earlier_version:
+                tree = of_earlier_version(tree)
+            return from_tree(tree, where)
 
     @property
     def earlier_version(self) -> bool:
         """Whether the run was begun before runs told their format: newer settings then mean what held at that time."""
-        return in_earlier_run(self.recipe_file)
+        return stored.of_earlier_version(self.folder)
 
     def space(self) -> Space:
-        return Space.from_json(self._text(self.space_file))
+        return stored.read_space(self.folder)
 
     def facts(self) -> dict[str, Any]:
-        return dict(json.loads(self._text(self.facts_file)))
+        return stored.facts(self.folder)
 
     def arch(self, which: str) -> Arch:
         """What a word means: smallest, largest, best (of the last search), a key of its front, or a file."""
         if which in ("smallest", "largest"):
             return self.space().smallest() if which == "smallest" else self.space().largest()
         if Path(which).is_file():
-            arch = Arch.from_json(self._text(Path(which)))
+            arch = Arch.from_json(files.read(Path(which), "give the JSON file of an architecture"))
             self.space().encode([arch])  # an error if it is not in the space
             return arch
         found = self.front() if which == "best" or self.front_file.exists() else {"front": [], "best": None}
@@ -164,20 +186,9 @@ class Run:
             raise SuperformerError(f"unknown architecture {which!r}, and no file of that name: {nearest(which, known)}")
         return Arch.from_json(json.dumps(row))
 
-    @staticmethod
-    def _text(path: Path) -> str:
-        try:
-            return path.read_text()
-        except OSError as error:
-            raise StoppedError(f"{path} cannot be read: {error.strerror}") from error
-
     def metrics(self) -> list[dict[str, Any]]:
-        """Everything that was measured, in order. A last line that was cut off is left out."""
-        out = []
-        for line in self.metrics_file.read_text().splitlines() if self.metrics_file.exists() else ():
-            with suppress(json.JSONDecodeError):
-                out.append(json.loads(line))
-        return out
+        """Everything that was measured, in order."""
+        return stored.read_lines(self.metrics_file)
 
 
 def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -196,7 +207,15 @@ def overview(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
             told.append(f"data: {first.facts()['data']} before, {other.facts()['data']} now")
         told = [line.replace(" before,", " there,").replace(" now", " here") for line in told]
         lines += [f"{other.folder} against {first.folder}: {line}" for line in told]
-    return [summary(run) for run in found], lines
+    rows = []
+    for run in found:
+        try:
+            rows.append(summary(run))
+        except files.DamagedError as error:
+            lines.append(str(error))
+            nothing = {"recipe": "", "data": "", "state": "damaged", "best": None, "of": ""}
+            rows.append({"run": str(run.folder), **nothing})
+    return rows, lines
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -207,8 +226,8 @@ def summary(run: Run) -> dict[str, Any]:
     reached = {"retrained": run.retrained, "searched": run.front_file.exists(), "trained": run.supernet_file.exists()}
     state = next((name for name, there in reached.items() if there), state)
     best, of = None, ""
-    if (table := run.folder / "retrained.json").exists():
-        best, of = max(row["accuracy"] for row in json.loads(table.read_text())["rows"]), "test"
+    if table := stored.read(run.folder / "retrained.json"):
+        best, of = max((row["accuracy"] for row in table["rows"]), default=None), "test"
     elif run.front_file.exists():
         best, of = max((row["accuracy"] for row in run.front()["front"]), default=None), "search"
     elif health:
@@ -233,11 +252,10 @@ def note_command(folder: Path) -> None:
             entry[name] = version(name)
     files.make_folder(folder)
     path = folder / COMMANDS
-    files.write(path, (path.read_text() if path.exists() else "") + json.dumps(entry) + "\n")
+    files.write(path, "".join(map(files.line, [*stored.read_lines(path), entry])))
 
 
 def last_command(folder: Path) -> dict[str, Any] | None:
     """The newest entry."""
-    path = folder / COMMANDS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return dict(json.loads(lines[-1])) if lines else None
+    lines = stored.read_lines(folder / COMMANDS)
+    return lines[-1] if lines else None

@@ -15,14 +15,15 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from superformer.elastic.conv import SYNCED
 
 T = TypeVar("T")
 BUCKET = 8 * 2**20
 """Elements that travel together."""
-_works = count()
-"""Of work that processes share: they begin the same works in the same order."""
+_joins, _works = count(), count()
+"""Of meetings of processes, and of work that they share: all begin the same ones in the same order."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,12 @@ class World:
         if torch.cuda.is_available():
             torch.cuda.set_device(device)
         if size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            store, _, _ = next(rendezvous("env://"))
+            # torchrun keeps its store when it starts the processes again (--max-restarts): by the old keys in it the
+            # new ones would call those that are gone, and wait
+            attempt = f"superformer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
         return World(rank, size, device)
 
     def leave(self) -> None:

@@ -1,4 +1,5 @@
-"""Stored weights: safetensors files with facts in their header. Nothing in them can be executed.
+"""Stored weights: safetensors files with facts and a checksum of everything in their header. Nothing in them can be
+executed, and the same tensors and facts give the same bytes.
 
 * a stand-alone network as a folder: ``model.safetensors`` and ``config.json``;
 * a trained supernet as a file: ``supernet.safetensors``, its space and its classes in the header;
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,31 +19,72 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from superformer import files
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
-from superformer.files import CONFIG
+from superformer.files import CHECKSUM, CONFIG, DamagedError
+from superformer.runs.stored import FORMAT, SUPERNET_HOW
 from superformer.space import Space
-from superformer.space.arch import Arch, expect, load_json
+from superformer.space.arch import Arch, expect
 from superformer.spaces import model, supernet
 
 WEIGHTS = "model.safetensors"
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
-    """Write tensors, and facts as text beside them."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
+    """Write tensors, and facts as text beside them; returns the checksum of all. The order is ours (large elements
+    first, then by name; safetensors' own writer mixes the facts), so that files can be compared by their bytes."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    files.write_by(path, lambda partial: save_file(ready, partial, header))
+    facts = {**(header or {}), CHECKSUM: _checksum(ready, header or {})}
+    entries: dict[str, Any] = {"__metadata__": dict(sorted(facts.items()))}
+    order, end = sorted(ready, key=lambda name: (-ready[name].element_size(), name)), 0
+    for name in order:
+        start, end = end, end + ready[name].nbytes
+        kind, shape = DTYPES[ready[name].dtype], list(ready[name].shape)
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                file.write(_bytes(ready[name]))
+
+    files.write_by(path, write)
+    return facts[CHECKSUM]
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and the facts beside them; what cannot be read is an `OSError` or a `SafetensorError`."""
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no dict
+def read_tensors(path: Path, how: str, *, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and the facts beside them, of which the checksum must be right if it is there; with
+    ``sealed`` it must be. ``how``: what to do if the file is damaged."""
+    with files.readable(path, how):
+        with open(path, "rb"):  # what cannot be opened, safetensors tells in words of its own
+            pass
+        try:
+            with safe_open(path, "pt") as file:
+                tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no dict
+        except (SafetensorError, ValueError, RuntimeError) as error:
+            raise DamagedError(f"{path} is damaged ({_first_line(error)}): {how}") from error
+    facts = {name: text for name, text in header.items() if name != CHECKSUM}
+    if header.get(CHECKSUM) != _checksum(tensors, facts) if CHECKSUM in header else sealed or "version" in header:
+        raise DamagedError(f"{path} is not as it was written (its checksum differs): {how}")
+    return tensors, header
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def _weights(net: Network) -> dict[str, Tensor]:
@@ -77,48 +120,48 @@ def save_network(
     files.make_folder(folder)
     with files.disk_errors(folder):
         (folder / CONFIG).unlink(missing_ok=True)
-    write_tensors(folder / WEIGHTS, _weights(net))
-    files.write(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+    config["weights"] = write_tensors(folder / WEIGHTS, _weights(net))
+    files.write_object(folder / CONFIG, config)
 
 
 def load_network(folder: str | Path) -> StoredNetwork:
     """The network of a folder, in eval mode."""
     folder, where = Path(folder), str(Path(folder) / CONFIG)
-    try:
-        config = load_json((folder / CONFIG).read_text(), where, SuperformerError)
-        tensors, _ = read_tensors(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS}): {error}") from error
-    known = {"in_chans", "classes", "mean", "std", "crop", "interpolation"}
+    if not (folder / CONFIG).exists():
+        raise SuperformerError(f"{folder} holds no complete network ({CONFIG} and {WEIGHTS})")
+    how = f"delete {folder}, and superformer retrain or export writes it again"
+    config = files.read_object(folder / CONFIG, how)
+    known = {"in_chans", "classes", "mean", "std", "crop", "interpolation", "weights"}
     known |= {"architecture", "num_features", "model_args", "pretrained_cfg"}  # what an export for timm adds
     expect(config, where, {"arch", "num_classes"}, known, SuperformerError)
-    net = model(Arch.from_json(json.dumps(config["arch"])), config["num_classes"], in_chans=config.get("in_chans", 3))
-    try:
+    tensors, header = read_tensors(folder / WEIGHTS, how)
+    with files.understood(folder / CONFIG, how):
+        if config.get("weights") != header.get(CHECKSUM):
+            raise SuperformerError(f"these are not the weights of {WEIGHTS}")
+        arch, classes = Arch.from_json(json.dumps(config["arch"])), config["num_classes"]
+        net = model(arch, classes, in_chans=config.get("in_chans", 3))
         net.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise SuperformerError(f"{folder / WEIGHTS} are not the weights of the network in {CONFIG}: {error}") from error
-    mean, std = (tuple(map(float, config.get(k, usual))) for k, usual in zip(("mean", "std"), IMAGENET, strict=True))
-    return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
+        pairs = zip(("mean", "std"), IMAGENET, strict=True)
+        mean, std = (tuple(map(float, config.get(name, usual))) for name, usual in pairs)
+        return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
 
 
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:
     """Write a supernet; ``facts`` are kept beside it (the step, the normalisation of pictures)."""
     header = {"space": net.space.to_json(), "sharing": net.sharing.rule, "classes": json.dumps(list(classes))}
-    header["version"] = "2"  # without it, cyclic sharing had other channels
+    header["version"] = str(FORMAT)  # with a checksum; before it, cyclic sharing had other channels
     write_tensors(path, _weights(net), {**header, "facts": json.dumps(facts)})
 
 
 def load_supernet(path: Path) -> Network:
     """The supernet of a file, in eval mode."""
-    try:
-        tensors, header = read_tensors(path)
-    except (OSError, SafetensorError) as error:
-        raise SuperformerError(f"the supernet {path} cannot be read: {error}") from error
+    tensors, header = read_tensors(path, SUPERNET_HOW)
     if "space" not in header:
         raise SuperformerError(f"{path} has no space in its header: it is not a supernet of superformer")
     rule = "cyclic-groups" if header["sharing"] == "cyclic" and "version" not in header else header["sharing"]
-    net = supernet(Space.from_json(header["space"]), len(json.loads(header["classes"])), rule)
-    net.load_state_dict(tensors)
+    with files.understood(path, SUPERNET_HOW):
+        net = supernet(Space.from_json(header["space"]), len(json.loads(header["classes"])), rule)
+        net.load_state_dict(tensors)
     return net.eval()
 
 
@@ -135,10 +178,6 @@ class Checkpoint:
         return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
 
 
-class DamagedError(Exception):
-    """A file whose bytes are not those that were written."""
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     return sorted(folder.glob("step-*.safetensors"))
@@ -146,7 +185,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint, then let the oldest go."""
-    header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest), "digest": _digest(checkpoint.tensors)}
+    header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest, sort_keys=True)}
     files.make_folder(folder)
     write_tensors(folder / f"step-{checkpoint.step:09d}.safetensors", checkpoint.tensors, header)
     for old in list_checkpoints(folder)[:-keep]:
@@ -155,13 +194,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """One checkpoint; `DamagedError` if its bytes are not those that were written."""
-    try:
-        tensors, header = read_tensors(path)
-        if _digest(tensors) != header["digest"]:
-            raise DamagedError(f"{path.name} is not as it was written")
-        return Checkpoint(int(header["step"]), tensors, json.loads(header["rest"]))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise DamagedError(f"{path.name} is damaged ({error})") from error
+    how = "the same command goes on without it"
+    tensors, header = read_tensors(path, how)
+    with files.understood(path, how):
+        if CHECKSUM not in header and header["digest"] != _digest(tensors):  # of before: of the tensors alone
+            raise SuperformerError("its checksum differs")
+        step, rest = int(header["step"]), json.loads(header["rest"])
+        if path.stem != f"step-{step:09d}" or not files.has_form(rest, {"optimizer": dict, "guard": dict}):
+            raise SuperformerError(f"it says that it is of step {step}")
+        return Checkpoint(step, tensors, rest)
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -172,8 +213,10 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
         try:
             return load_checkpoint(path)
         except DamagedError as error:
-            aside = path.rename(path.with_suffix(".damaged"))
-            told = f"{error}: going on from the checkpoint before it (the file is kept as {aside.name})"
+            aside = path.with_suffix(".damaged")
+            told = f"{error} (it is kept as {aside.name})"
+            with files.disk_errors(aside):
+                os.replace(path, aside)
             warnings.warn(told, stacklevel=2)
     return None
 
@@ -184,5 +227,10 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         out.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        out.update(tensor.flatten().view(torch.uint8).numpy().data)
+        out.update(_bytes(tensor))
     return out.hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    """Of the tensors, and of the facts beside them."""
+    return files.checksum({**facts, "": _digest(tensors)})

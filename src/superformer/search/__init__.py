@@ -32,6 +32,7 @@ from superformer import files
 from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Score, TrainedRun, count_copies
 from superformer.evaluation.prefix_tree import prefix_order
+from superformer.machine import tell_if_busy
 from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
 from superformer.recipes.settings import method_settings as settings_of
 from superformer.recipes.settings import split_options
@@ -70,6 +71,7 @@ def search(
         run = Run.open(folder)
         run.require_trained()
         options, rest = split_options(changes or {})
+        tell_if_busy(tell)
         with run.lock() if world.first else nullcontext():
             task = Task.of(run, dict(limits or {}), which, options, rest, tell)
             for line in forecast(task.problem):
@@ -80,7 +82,7 @@ def search(
                 note_command(run.folder)
             found = _rounds_and_front(task, trained, world, shown, tell)
             if world.first:
-                files.write(run.front_file, json.dumps(found, indent=1))
+                files.write_object(run.front_file, found)
             world.wait()
             return found
     finally:

@@ -20,16 +20,17 @@ from typing import Any, Self
 from superformer import files
 from superformer.errors import StoppedError, SuperformerError
 
-VERSION = 1
+VERSION = 2
 MARK = 0x53466873
 """What the header of the file says (SQLite's ``application_id``), so that no other database is taken for a history."""
 
 SCHEMA = f"""
 PRAGMA application_id = {MARK};
 PRAGMA user_version = {VERSION};
-CREATE TABLE subjects (id INTEGER PRIMARY KEY, weights TEXT NOT NULL, split TEXT NOT NULL, UNIQUE (weights, split));
+CREATE TABLE subjects (id INTEGER PRIMARY KEY, weights TEXT NOT NULL, split TEXT NOT NULL, \
+checksum TEXT, UNIQUE (weights, split));
 CREATE TABLE searches (id INTEGER PRIMARY KEY, subject INTEGER NOT NULL REFERENCES subjects, settings TEXT NOT NULL, \
-time REAL NOT NULL);
+time REAL NOT NULL, checksum TEXT);
 CREATE TABLE evaluations (
   id INTEGER PRIMARY KEY,
   subject INTEGER NOT NULL REFERENCES subjects,
@@ -41,9 +42,16 @@ CREATE TABLE evaluations (
   search INTEGER REFERENCES searches,
   round INTEGER NOT NULL,
   time REAL NOT NULL,
+  checksum TEXT,
   UNIQUE (subject, key)
 );
 """
+COLUMNS = {
+    "subjects": "id, weights, split",
+    "searches": "id, subject, settings, time",
+    "evaluations": 'id, subject, key, arch, "values", seconds, kind, search, round, time',
+}
+"""What the checksum of a row is of; version 1 had none."""
 
 
 class HistoryError(SuperformerError):
@@ -119,7 +127,15 @@ class History:
         if row is not None or self.readonly:
             return None if row is None else int(row[0])
         with self._change():
-            return self._db.execute("INSERT INTO subjects (weights, split) VALUES (?, ?)", (weights, split)).lastrowid
+            query = "INSERT INTO subjects (weights, split) VALUES (?, ?)"
+            return self._sealed("subjects", self._db.execute(query, (weights, split)).lastrowid)
+
+    def _sealed(self, table: str, number: int | None) -> int:
+        """The number of a row that was written, now with its checksum."""
+        assert number is not None
+        row = self._db.execute(f"SELECT {COLUMNS[table]} FROM {table} WHERE id = ?", (number,)).fetchone()
+        self._db.execute(f"UPDATE {table} SET checksum = ? WHERE id = ?", (_checksum(row), number))
+        return number
 
     def close(self) -> None:
         self._db.close()
@@ -190,8 +206,7 @@ class History:
         query = "INSERT INTO searches (subject, settings, time) VALUES (?, ?, ?)"
         with self._change():
             number = self._db.execute(query, (self._subject, settings_json, time.time())).lastrowid
-        assert number is not None
-        return number
+            return self._sealed("searches", number)
 
     def put(self, rows: Sequence[Evaluation], search: int | None = None, round: int = 0) -> None:
         """Keep evaluations, all or none; they are on the disk when this returns.
@@ -221,9 +236,11 @@ class History:
                 text = json.dumps({**values, **(self._numbers(old[1]) if old else {})}, sort_keys=True)
                 if old is None:
                     made = (float(row.seconds), row.kind, search, int(round), now)
-                    self._db.execute(insert, (self._subject, row.key, row.arch_json, text, *made))
+                    values_ = (self._subject, row.key, row.arch_json, text, *made)
+                    self._sealed("evaluations", self._db.execute(insert, values_).lastrowid)
                 elif text != old[1]:
                     self._db.execute('UPDATE evaluations SET "values" = ? WHERE id = ?', (text, old[0]))
+                    self._sealed("evaluations", old[0])
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -281,8 +298,14 @@ def _reader(path: Path) -> sqlite3.Connection:
                 newer = f"version {version} of the history; this one knows {VERSION}"
                 update = "update superformer. The file was left as it is"
                 raise HistoryError(f"{path} was written by a newer superformer ({newer}): {update}")
-            if (health := _pragma(db, "quick_check(1)")) != "ok":
+            if version < 1:
+                raise _corrupt(path, f"version {version}")
+            if (health := _pragma(db, "integrity_check(1)")) != "ok":
                 raise _corrupt(path, health)
+            for table, columns in COLUMNS.items() if version > 1 else ():
+                for *row, known in db.execute(f"SELECT {columns}, checksum FROM {table}"):
+                    if known != _checksum(row):
+                        raise _corrupt(path, f"row {row[0]} of {table} is not as it was written")
         except BaseException:
             db.close()
             raise
@@ -297,10 +320,27 @@ def _writer(path: Path, reader: sqlite3.Connection) -> sqlite3.Connection:
         try:
             for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 db.execute(f"PRAGMA {setting}").fetchall()
+            if _pragma(db, "user_version") == 1:
+                _add_checksums(db)
         except BaseException:
             db.close()
             raise
         return db
+
+
+def _add_checksums(db: sqlite3.Connection) -> None:
+    """A history of version 1 as one of today."""
+    db.execute("BEGIN IMMEDIATE")
+    for table, columns in COLUMNS.items() if _pragma(db, "user_version") == 1 else ():  # another process may have
+        db.execute(f"ALTER TABLE {table} ADD COLUMN checksum TEXT")
+        for row in db.execute(f"SELECT {columns} FROM {table}").fetchall():
+            db.execute(f"UPDATE {table} SET checksum = ? WHERE id = ?", (_checksum(row), row[0]))
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")
+
+
+def _checksum(row: Sequence[object]) -> str:
+    return files.checksum({"row": list(row)})[:16]
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> Any:
@@ -309,7 +349,7 @@ def _pragma(db: sqlite3.Connection, name: str) -> Any:
 
 def _corrupt(path: Path, why: object) -> HistoryError:
     return HistoryError(
-        f"the history {path} is damaged ({str(why).strip()}) and was left as it is: put back a copy of it, or move it "
+        f"the history {path} is damaged ({' '.join(str(why).split())}) and was left as it is: put back a copy of it, or move it "
         f"away (with its -wal and -shm files) to begin a new one; 'sqlite3 {path.name} .recover' may save what is in it"
     )
 

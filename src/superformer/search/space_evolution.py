@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from superformer import files
+from superformer import data, files
 from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, teller
@@ -195,6 +195,9 @@ def evolve_space(
         raise SuperformerError(f"evolve.gamma has a step for {name!r}, which is no dimension: {nearest(name, known)}")
     if World.join().size > 1:
         raise SuperformerError("evolve-space runs in one process; train and search take several")
+    if (most := settings.evolve.macs_max) is not None:  # a limit that nobody meets is refused before any training
+        classes = len(data.load(spec, settings.data, settings.img_size or space.img_size).classes)
+        space.sample(1, seed=0, macs=(None, most), num_classes=classes)
     trace: list[dict[str, Any]] = []
     for t in range(settings.evolve.rounds + 1):
         last = t == settings.evolve.rounds
@@ -206,8 +209,7 @@ def evolve_space(
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         found = f"expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %"
         tell(f"space {t}: E-T error {entry['et_error']:.2f} % ({found})")
-        text = json.dumps({"spaces": trace}, indent=1)
-        files.write(folder / "evolution.json", text)
+        files.write_object(folder / "evolution.json", {"spaces": trace})
         if not last:
             space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
             trace[-1]["trends"] = [own.to_dict() for own in trends]
@@ -218,7 +220,7 @@ def evolve_space(
     if draw is not None:
         files.write(folder / "evolution.svg", draw(trace, settings.name))
         tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
-    whole: dict[str, Any] = json.loads(text)
+    whole: dict[str, Any] = json.loads(json.dumps({"spaces": trace}))
     return whole
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from superformer import files
-from superformer.progress import Clock, teller
+from superformer.progress import Clock, Tell, teller
+from superformer.runs import stored
 from superformer.space import Space
 from superformer.space.arch import Arch
 
@@ -19,12 +19,16 @@ from superformer.space.arch import Arch
 class Metrics:
     """``metrics.jsonl``: one line of JSON for everything measured; TensorBoard's files beside it, if it is there."""
 
-    def __init__(self, path: Path, step: int):
+    def __init__(self, path: Path, step: int, tell: Tell = lambda text: None):
         """Lines after ``step`` are of steps that will be done again: they are taken out."""
-        self.path = path
+        self.path, damaged = path, list[int]()
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
-            files.write(path, "".join(f"{line}\n" for line in kept))
+            kept = [row for row in stored.read_lines(path, damaged) if row["step"] <= step]
+            if damaged:
+                aside = path.with_name(path.name + ".damaged")
+                files.write(aside, path.read_bytes())
+                tell(f"warning: {len(damaged)} lines of {path} were damaged, and are left out ({aside.name} has them)")
+            files.write(path, "".join(map(files.line, kept)))
         with files.disk_errors(path):
             self.file = open(path, "a", buffering=1)  # noqa: SIM115  # closed by close()
         try:
@@ -36,7 +40,7 @@ class Metrics:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         with files.disk_errors(self.path):
-            self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self.file.write(files.line({"kind": kind, "step": step, **values}))
         if self.board is not None:
             for name, value in values.items():
                 for key, number in value.items() if isinstance(value, Mapping) else ((None, value),):
@@ -47,13 +51,6 @@ class Metrics:
         self.file.close()
         if self.board is not None:
             self.board.close()
-
-
-def _step(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return float("inf")
 
 
 class Pace:

@@ -3,6 +3,7 @@ on where it was."""
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
@@ -13,17 +14,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from superformer import data
+from superformer import data, files
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
 from superformer.kernels import keep_freed
-from superformer.machine import torch_threads
+from superformer.machine import tell_if_busy, torch_threads
 from superformer.progress import Tell, deferred_interrupts, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World, synchronise
-from superformer.runs.storage import latest_checkpoint, list_checkpoints, save_checkpoint, save_supernet
+from superformer.runs.storage import Checkpoint, latest_checkpoint, save_checkpoint, save_supernet
 from superformer.space import Space
 from superformer.space.costs import skeleton
 from superformer.space.schema import family
@@ -60,27 +61,25 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run.check(recipe, facts)
-
-    # what is wrong with the settings is found before anything is written
     steps, tell = max(1, round(recipe.train.epochs * steps_per_epoch)), teller(console)
-    warm = not list_checkpoints(run.checkpoints)
-    trainer = build_trainer(recipe, space, pictures.classes, steps, steps_per_epoch, world, warm=warm, tell=tell)
-    if not run.recipe_file.exists():
-        check_no_decay(recipe.optimizer.no_decay, trainer.net)
+    build = functools.partial(build_trainer, recipe, space, pictures.classes, steps, steps_per_epoch, world, tell=tell)
+    tell_if_busy(tell)
 
+    trainer = None
+    if not run.recipe_file.exists():  # what is wrong with the settings is found before anything is written
+        trainer = build()
+        check_no_decay(recipe.optimizer.no_decay, trainer.net)
+        rehearse(trainer, pictures, img_size)
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
             note_command(run.folder)
-        world.wait()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found = latest_checkpoint(run.checkpoints)
-        for warning in told:
-            tell(f"warning: {warning.message}")
+        found = _newest(run, world, tell)
+        trainer = trainer or build(warm=found is None)
         done = found.step if found is not None else 0
         if found is not None:
-            trainer.restore(found)
+            with files.understood(run.checkpoints, f"delete the checkpoint of step {done} there"):
+                trainer.restore(found)
             tell(f"going on after step {done} of {steps}")
         if done >= steps and run.supernet_file.exists():
             tell(f"{run.folder} is already trained ({steps} steps)")
@@ -91,6 +90,54 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
             save_supernet(trainer.best, run.supernet_file, pictures.classes, **about)
         world.wait()
     return run
+
+
+def _newest(run: Run, world: World, tell: Tell) -> Checkpoint | None:
+    """The newest whole checkpoint, the same in all processes: the first one sets damaged ones aside before the others
+    look. Without one a run begins as a new one does."""
+    if not world.first:
+        world.wait()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = latest_checkpoint(run.checkpoints)
+    for warning in told:
+        tell(f"warning: {warning.message}")
+    if told and found is None:
+        tell("no whole checkpoint is left: training begins again")
+    if world.first:
+        world.wait()
+    return found
+
+
+def rehearse(trainer: Trainer, pictures: data.DataSet, img_size: int) -> None:
+    """The first batch through the networks of the first step, without a trace: what only shows there is told before a
+    run is begun."""
+    with closing(_batches(trainer, pictures, img_size, 0, 0)) as batches:
+        trainer.rehearse(next(iter(batches)))
+
+
+def check_settings(recipe: Recipe, spec: str) -> None:
+    """Refuse what a training with these settings, from whatever weights, would stop at. Nothing is written."""
+    space, world = space_of(recipe), World.join()
+    img_size = recipe.img_size or space.img_size
+    pictures = data.load(spec, recipe.data, img_size)
+    per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
+    steps = max(1, round(recipe.train.epochs * per_epoch))
+    trainer = build_trainer(recipe, space, pictures.classes, steps, per_epoch, world, warm=False)
+    check_no_decay(recipe.optimizer.no_decay, trainer.net)
+    rehearse(trainer, pictures, img_size)
+
+
+def _batches(
+    trainer: Trainer, pictures: data.DataSet, img_size: int, epoch: int, start: int
+) -> data.Prefetcher[data.Batch]:
+    """The rest of an epoch."""
+    recipe, world = trainer.recipe, trainer.world
+    return data.train_batches(
+        pictures.train, recipe.data, recipe.mix, img_size, seed=recipe.seed, epoch=epoch,
+        batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
+        patch_grid=trainer.net.patch_grid(img_size) if recipe.mix.patches != "off" else None,
+    )  # fmt: skip
 
 
 def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
@@ -144,7 +191,8 @@ class _Loop:
         trainer = self.trainer
         self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.steps
         self.per_epoch = trainer.steps_per_epoch
-        self.metrics = Metrics(self.run.metrics_file, self.done) if self.world.first else None
+        tell = teller(self.console)
+        self.metrics = Metrics(self.run.metrics_file, self.done, tell) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
         self.saved, self.pace = time.monotonic(), Pace()
         try:
@@ -162,11 +210,7 @@ class _Loop:
         epoch, at = divmod(self.done, self.per_epoch)
         if at == 0 and self.done < recipe.train.channel_sort * self.steps:
             self._sort()
-        batches = data.train_batches(
-            self.pictures.train, recipe.data, recipe.mix, self.img_size, seed=recipe.seed, epoch=epoch,
-            batch_size=recipe.train.batch_size, start=at, rank=world.rank, world=world.size,
-            patch_grid=trainer.net.patch_grid(self.img_size) if recipe.mix.patches != "off" else None,
-        )  # fmt: skip
+        batches = _batches(trainer, self.pictures, self.img_size, epoch, at)
         with closing(batches):
             for batch in batches:
                 start = time.monotonic()

@@ -10,7 +10,6 @@ figure 5), with mean and deviation over seeds (ViTAS v1, appendix C)."""
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -28,12 +27,12 @@ from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.progress import quiet, teller
 from superformer.recipes import Recipe, Retraining, from_tree, read_changes, retrain_recipe
-from superformer.runs import Run, note_command
+from superformer.runs import Run, note_command, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
 from superformer.space.schema import family
-from superformer.train.loop import recipe_skeleton, train
+from superformer.train.loop import check_settings, recipe_skeleton, train
 from superformer.train.optimizer import unmatched
 
 
@@ -71,6 +70,8 @@ def retrain(
     run.require_trained()
     arch, asked = run.arch(which), read_changes(run.recipe(), changes, f"{run.folder} retrained")
     check_start(run, arch, asked)
+    if not _last(run, arch, asked).recipe_file.exists():
+        check_settings(without_dead_words(run, _recipe(run, arch, asked)), run.facts()["data"])
 
     world = World.join()
     if world.first:
@@ -85,12 +86,12 @@ def retrain(
     for stages in zip(*done, strict=True):  # the same training of every seed
         rows.append(_row_of_seeds(run, which, asked.weights, stages, arch.key))
     table, seed = run.folder / "retrained.json", run.recipe().seed
-    old = json.loads(table.read_text())["rows"] if table.exists() else []
+    old = stored.read(table).get("rows", [])
     for new in rows:  # one that was there already keeps its time
         new["seconds"] = new["seconds"] or next((r["seconds"] for r in old if _same(new, r, seed)), 0)
     rows = [row for row in old if not any(_replaces(new, row, seed) for new in rows)] + rows
     _save(run, load_supernet(done[0][-1].run.supernet_file), model)
-    files.write(table, json.dumps({"rows": rows}, indent=1))
+    files.write_object(table, {"rows": rows})
     return Retrained(model, rows)
 
 
@@ -113,31 +114,39 @@ def _at(arch: Arch, size: int | None) -> Arch:
     return arch if size in (None, arch.resolution) else family(arch.family).rescaled(arch, size)
 
 
+def _last(run: Run, arch: Arch, asked: Retraining, size: int | None = None) -> Run:
+    """Where the training ends, at the size that is asked for, or has been at another."""
+    mark = f"-seed{asked.seed}" if asked.seed != run.recipe().seed else ""
+    mark += f"-{hashlib.sha256(repr(sorted(asked.start.items())).encode()).hexdigest()[:8]}" if asked.start else ""
+    return Run(run.folder / "retrained" / f"{_at(arch, size or asked.img_size).key}-{asked.weights}{mark}")
+
+
+def _recipe(run: Run, arch: Arch, asked: Retraining, *, first: bool = False) -> Recipe:
+    """The settings of the training that is asked for, or of the one at the network's own size before it."""
+    macs = float(cost(run.space(), [arch], num_classes=len(run.facts()["classes"])).macs[0])
+    wanted = arch if first else _at(arch, asked.img_size)
+    words = [*(asked.first() if first else asked.changes), f"seed={asked.seed}"]
+    larger = wanted.resolution > arch.resolution
+    return retrain_recipe(run.recipe(), wanted, asked, words, macs, f"{run.folder} retrained", larger)
+
+
 def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: Console | None) -> list[_Stage]:
     """Train with one seed: at the network's own size and then, if they are larger, with the pictures that are asked
     for. What is there already is used, what is half done goes on."""
-    wanted, recipe, where = _at(arch, asked.img_size), run.recipe(), f"{run.folder} retrained"
-    larger = wanted.resolution > arch.resolution
-    macs = float(cost(run.space(), [arch], num_classes=len(run.facts()["classes"])).macs[0])
-    mark = f"-seed{asked.seed}" if asked.seed != recipe.seed else ""
-    mark += f"-{hashlib.sha256(repr(sorted(asked.start.items())).encode()).hexdigest()[:8]}" if asked.start else ""
-    home = run.folder / "retrained"
-    last = Run(home / f"{wanted.key}-{asked.weights}{mark}")
+    wanted, last, stages = _at(arch, asked.img_size), _last(run, arch, asked), list[_Stage]()
     earlier = last.recipe_file.exists() and last.earlier_version
     start, origin = (inherited, "inherited") if asked.weights == "finetuned" else (None, "")
     if asked.start:
         start, origin = None, " ".join(str(value) for value in asked.start.values())
-    seed, stages = f"seed={asked.seed}", list[_Stage]()
 
-    if larger and not asked.start and not earlier:  # an earlier version tuned inherited weights: that goes on so
-        first = Run(home / f"{arch.key}-{asked.weights}{mark}")
-        own = first.recipe() if first.recipe_file.exists() else None  # whatever words began it
-        own = own or retrain_recipe(recipe, arch, asked, [*asked.first(), seed], macs, where)
+    if wanted.resolution > arch.resolution and not asked.start and not earlier:  # earlier, inherited weights were tuned
+        first = _last(run, arch, asked, arch.resolution)
+        own = first.recipe() if first.recipe_file.exists() else _recipe(run, arch, asked, first=True)  # whatever words
         stages.append(_trained(run, own, _Stage(first, arch, asked.seed, origin), start, console))
         start, origin = write_trained(run, first), f"{asked.weights}, {arch.resolution} pixels"
-    own = retrain_recipe(recipe, wanted, asked, [*asked.changes, seed], macs, where, larger)
+    own = _recipe(run, arch, asked)
     if earlier:  # it keeps its settings; words must not change them
-        own = from_tree(last.recipe().model_dump(mode="json"), where, asked.changes)
+        own = from_tree(last.recipe().model_dump(mode="json"), f"{run.folder} retrained", asked.changes)
     return [*stages, _trained(run, own, _Stage(last, wanted, asked.seed, origin), start, console)]
 
 
@@ -213,12 +222,16 @@ def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, cons
     if start is not None:
         begun = own.recipe_file.exists()  # the same words, even if the run was moved since
         changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update={"network": str(start)})
-    # what the supernet's recipe keeps from decay, this network need not have
+    changed = without_dead_words(run, recipe).model_copy(update=changes)
+    return train(changed, run.facts()["data"], home, console=console)
+
+
+def without_dead_words(run: Run, recipe: Recipe) -> Recipe:
+    """What the supernet's recipe keeps from decay, the network of a recipe need not have."""
     net = recipe_skeleton(recipe, len(run.facts()["classes"]))
     dead = unmatched(run.recipe().optimizer.no_decay, net)
     words = tuple(word for word in recipe.optimizer.no_decay if word not in dead)
-    changes["optimizer"] = recipe.optimizer.model_copy(update={"no_decay": words})
-    return train(recipe.model_copy(update=changes), run.facts()["data"], home, console=console)
+    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"no_decay": words})})
 
 
 def network_to_export(folder: str | Path, which: str | None = None) -> StoredNetwork:

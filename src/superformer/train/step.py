@@ -143,6 +143,18 @@ class Trainer:
         return Outcome(loss, norm, lr, None, conflict)
 
     @torch.no_grad()
+    def rehearse(self, batch: Batch) -> None:
+        """The passes of the first step, without gradients; nothing is changed."""
+        statistics = [b.clone() for b in self.buffers]
+        with self.world.seeded(self.recipe.seed):
+            parts = [self._with_teachers(p) for p in batch.parts(self.recipe.train.accumulate, self.world.device)]
+            for turn in self.sampler.turns(0):
+                logits, patches = self._forward(turn, parts[0].x)
+                self._loss(logits, patches, parts[0], None)
+        for buffer, old in zip(self.buffers, statistics, strict=True):
+            buffer.copy_(old)
+
+    @torch.no_grad()
     def _with_teachers(self, batch: Batch) -> Batch:
         """Targets of outside teachers, where there are any."""
         if not self.teachers:
