@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import superformer as sf
-from helpers.fuzzing import mutated, tried
+from helpers.fuzzing import SMALL, mutated, tried
 from superformer.recipes import names, resolve, space_of
 
-SPACES = [space_of(resolve(name)) for name in names() if name.endswith("-laptop")]
-SPACES += [sf.space(name) for name in ("autoformer-tiny", "vit-resnas-tiny", "vitas-resnet50", "nasvit-released")]
+SPACES = [space_of(resolve(name)) for name in names() if name.endswith("-laptop")] + SMALL
 TREES = [json.loads(space.to_json()) for space in SPACES]
 
 

@@ -15,10 +15,24 @@ from typing import Any
 
 import superformer as sf
 from superformer.errors import StoppedError
+from superformer.families.nasvit import RELEASED
+from superformer.space import Space, Stage, ratio, times
 
 TIMES = int(os.environ.get("SUPERFORMER_FUZZ", "1"))
 SECONDS = 20
 """A case that takes longer hangs."""
+
+RELATIVE, WIDTH = {"rel_pos": 3, "pool": "mean"}, {"width": (8, 16)}
+MIXED = {"width": (8, 16), "mlp": ratio(1, 2, of="width"), "windows": (4, 1), "kernel": (3, 5), "expand": (2, 3)}
+VIT = Stage({"heads": (1, 2), "attn": times(4, of="heads"), "mlp": ratio(1, 2.5, of="width")}, (1, 2))
+FREE = Stage({"mid1": (4, 6), "mid2": 4}, 2, {**WIDTH, "entry1": 4, "entry2": (4, 6)}, skippable=range(2))
+SMALL = [
+    Space("small-vit", "vit", (VIT,), {"patch_size": (8, 4), "width": (8, 12)}, 16, RELATIVE),
+    Space("small-resnet", "resnet", (FREE, FREE), {"stem": (4, 6)}, 32),
+    Space("small-nasvit", "nasvit", (Stage({}, (0, 1), MIXED),), {"stem": 8, "head": (5, 6), "resolution": (16, 32)}, 32,
+          {**RELEASED, "stages": "t", "strides": "2", "squeeze_excite": "1"}),
+]  # fmt: skip
+"""Beside the recipes' laptop spaces: options and families that those do not have."""
 
 DEEP: Any = 1
 for _ in range(400):

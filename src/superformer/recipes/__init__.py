@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 import yaml
 
-from superformer.errors import SuperformerError, nearest
+from superformer.errors import SuperformerError, nearest, shown
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
-from superformer.settings import SettingsBase, read_key_value
+from superformer.settings import LARGEST_PICTURE, SettingsBase, check_tree, load_yaml, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.spaces import space as published_space
@@ -51,17 +51,15 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The tree of settings of a YAML text."""
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"the recipe {where} is not well-formed YAML: {' '.join(str(error).split())}") from error
+    tree = load_yaml(text, f"the recipe {where}", RecipeError)
     if not isinstance(tree, dict):
-        raise RecipeError(f"the recipe {where} must be a tree of settings, not {tree!r}")
+        raise RecipeError(f"the recipe {where} must be a tree of settings, not {shown(tree)}")
     return tree
 
 
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
     """The recipe of a tree of settings, with ``key=value`` changes."""
+    check_tree(given, where, RecipeError)
     tree = copy.deepcopy(dict(given))
     for change in changes:
         key, value = read_key_value(change, RecipeError)
@@ -77,9 +75,13 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
         for name in path[:-1]:
             node = node.setdefault(name, {})
             if not isinstance(node, dict):
-                raise RecipeError(f"{key} cannot be set: {name} is {node!r} in this recipe")
+                raise RecipeError(f"{key} cannot be set: {name} is {shown(node)} in this recipe")
         node[path[-1]] = value
-    return Recipe.read(tree, where, RecipeError)
+    recipe = Recipe.read(tree, where, RecipeError)
+    for name, part in recipe.retrain:
+        if isinstance(part, dict):  # a mistake there is told now, not when all is trained
+            Recipe.read(merged(tree, part), f"{where}: retrain.{name}", RecipeError)
+    return recipe
 
 
 def dump(recipe: Recipe) -> str:
@@ -116,12 +118,12 @@ def space_of(recipe: Recipe) -> Space:
         space = Space.from_json(json.dumps({"name": recipe.name, **given}))
     elif given.endswith(".json"):
         try:
-            space = Space.from_json(Path(given).read_text())
-        except OSError as error:
+            space = Space.from_json(Path(given).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
         space = published_space(given)
-    return space.narrow(**recipe.narrow) if recipe.narrow else space
+    return space.narrow(**{str(name): value for name, value in recipe.narrow.items()}) if recipe.narrow else space
 
 
 def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | None = None) -> dict[str, Any]:
@@ -141,8 +143,9 @@ def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> tuple[We
         key, value = read_key_value(text)
         if key == "weights" and value not in WEIGHTS:
             raise SuperformerError(f"weights must be finetuned or scratch: {nearest(str(value), WEIGHTS)}")
-        if key == "img_size" and (not isinstance(value, int) or value < 1):
-            raise SuperformerError(f"img_size must be a number of pixels, not {value!r}")
+        if key == "img_size" and (type(value) is not int or not 1 <= value <= LARGEST_PICTURE):
+            pixels = f"a number of pixels from 1 to {LARGEST_PICTURE:,}"
+            raise SuperformerError(f"img_size must be {pixels}, not {shown(value)}")
         if key in given:
             given[key] = value
         else:

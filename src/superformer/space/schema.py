@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from superformer.errors import SpaceError, SuperformerError, nearest, shown
+from superformer.settings import LARGEST_PICTURE
 from superformer.space.arch import LARGEST, Values, is_whole
 from superformer.space.stage import Choice, Spec, Times
 
@@ -26,8 +27,8 @@ FAMILIES: dict[str, str | type[Network]] = {
 
 N = TypeVar("N", bound="type[Network]")
 
-LARGEST_PICTURE, MOST_BLOCKS, MOST_STAGES = 4096, 1024, 64
-"""Pixels of the largest input in a row, blocks and stages of the deepest network."""
+MOST_BLOCKS, MOST_STAGES = 1024, 64
+"""Blocks and stages of the deepest network."""
 COUNTABLE = 2**62
 """Multiply-accumulates that can be counted in 64 bits."""
 

@@ -64,9 +64,9 @@ class Space:
         object.__setattr__(self, "weights", Values(self.weights))
         for where, specs in self._scopes():
             for name, spec in specs.items():
-                if not isinstance(spec, Choice) and spec.of not in where:
+                if not isinstance(spec, Choice) and not (isinstance(spec.of, str) and spec.of in where):
                     near = nearest(spec.of, where)
-                    raise SpaceError(f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {near}")
+                    raise SpaceError(f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}")
         schema.check_space(self)
         if self.paths > MOST:
             raise SpaceError(f"{self.name} has more than {MOST:.0e} paths: give blocks, or their choices, fewer values")

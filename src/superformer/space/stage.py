@@ -126,7 +126,7 @@ class Stage:
     def __post_init__(self) -> None:
         depths = _numbers(self.depth)
         if not depths or depths[0] < 0 or depths[-1] > DEEPEST:
-            wanted = f"one or more whole numbers from 0 to {DEEPEST}"
+            wanted = f"one or more numbers from 0 to {DEEPEST}"
             raise SpaceError(f"a stage's depth must be {wanted}, not {shown(self.depth)}")
         positions = depths[-1]
         each = self.block
