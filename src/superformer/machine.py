@@ -6,13 +6,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+from superformer.errors import SuperformerError, amount
 
 
 def machine(accelerator: str | None = None, runtime: str = "eager") -> str:
@@ -38,6 +36,15 @@ def _processor() -> tuple[str, int]:
     keys = ("model name", "physical id", "core id")
     names, packages, ids = ([value.strip() for name, _, value in entries if name.strip() == key] for key in keys)
     return " ".join((names or [platform.machine()])[0].split()), len(set(zip(packages, ids, strict=False))) or cores
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Refuse what cannot fit into this machine, before it is asked for."""
+    with suppress(AttributeError, OSError, ValueError):  # a system that does not tell
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            sizes = f"{amount(needed)}B of memory; this machine has {amount(there)}B"
+            raise SuperformerError(f"{what} needs {sizes}: choose a smaller space or architecture")
 
 
 @contextmanager

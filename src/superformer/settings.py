@@ -141,7 +141,7 @@ def load_yaml(text: str, where: str, error: type[SuperformerError] = Superformer
     except RecursionError as problem:
         raise error(f"{where} cannot be read: it is nested too deep") from problem
     except Exception as problem:  # yaml's constructors raise anything: of 2024-13-45 a ValueError, of !!int x, ...
-        raise error(f"{where} is not well-formed YAML: {' '.join(str(problem).split())[:300]}") from problem
+        raise error(f"{where} cannot be read, it is not well-formed YAML: {' '.join(str(problem).split())[:300]}") from problem
     check_tree(tree, where, error)
     return tree
 

@@ -160,9 +160,11 @@ class Run:
     @staticmethod
     def _text(path: Path) -> str:
         try:
-            return path.read_text()
+            return path.read_text("utf-8")
         except OSError as error:
             raise StoppedError(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SuperformerError(f"{path} is not a text file") from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """Everything that was measured, in order. A last line that was cut off is left out."""
