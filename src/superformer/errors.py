@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 VERSION = "0.1.0"
@@ -34,10 +35,20 @@ def unknown(what: str, given: str, known: Iterable[str]) -> SpaceError:
     return SpaceError(f"unknown {what} {given!r}: {nearest(given, known)}")
 
 
+def shown(value: object) -> str:
+    """What was given, cut to a length that a line has room for, however long or deep it is."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 3, 8, 8, 6
+
+
 def nearest(given: object, known: Iterable[object]) -> str:
     """A sentence that names the neighbour of a misspelt word and everything that is possible."""
     names = [str(k) for k in known]
-    close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(given)[:100], names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}possible: {', '.join(names) if names else 'nothing'}"
 

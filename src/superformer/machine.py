@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
+from superformer.errors import SuperformerError, amount
+
 WORKING = (b"train", b"evolve-space", b"search", b"retrain", b"demo")
 """Commands that keep the cores busy."""
 _told: list[str] = []
@@ -81,6 +83,15 @@ def _processor() -> tuple[str, int]:
     keys = ("model name", "physical id", "core id")
     names, packages, ids = ([value.strip() for name, _, value in entries if name.strip() == key] for key in keys)
     return " ".join((names or [platform.machine()])[0].split()), len(set(zip(packages, ids, strict=False))) or cores
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Refuse what cannot fit into this machine, before it is asked for."""
+    with suppress(AttributeError, OSError, ValueError):  # a system that does not tell
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            sizes = f"{amount(needed)}B of memory; this machine has {amount(there)}B"
+            raise SuperformerError(f"{what} needs {sizes}: choose a smaller space or architecture")
 
 
 @contextmanager

@@ -17,6 +17,12 @@ from superformer.progress import note_interrupts
 __all__ = ["app", "find", "main", "use"]
 
 
+def _out_of_memory(error: Exception) -> bool:
+    """torch has no error of its own for the memory of processors."""
+    told = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and told)
+
+
 def main() -> None:
     """Exit status 0: done; 2: a mistake in what was asked, in one line; 1: anything else."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -35,6 +41,10 @@ def main() -> None:
         print(f"superformer: stopped; {kept}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
+        if _out_of_memory(error):
+            how = "use smaller batches (train.batch_size, train.accumulate) or pictures, or a smaller space"
+            print(f"superformer: there is not enough memory for this: {how}", file=sys.stderr)
+            sys.exit(1)
         if not hasattr(error, "format_message"):  # typer's own complaints about words have it
             raise
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)

@@ -6,6 +6,7 @@ A command resolves its words with light modules first: a mistake is told before 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,19 @@ OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the re
 BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
 Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
+
+
+def _finite(value: float) -> float:
+    """Bounds alone let nan through, which is neither below nor above them."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+Threads = Annotated[int, typer.Option(min=1, max=4096, help="Threads.")]
+Seconds = Annotated[
+    float, typer.Option(min=0.01, max=3600, callback=_finite, help="Time for each network, runtime and batch.")
+]
 
 
 def trained_run(folder: str, *archs: str) -> Run:

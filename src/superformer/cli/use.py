@@ -128,8 +128,8 @@ def bench(
     what: arg.Benched,
     arch: arg.BenchArchs = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
-    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time for each network, runtime and batch.")] = 0.5,
+    threads: arg.Threads = 1,
+    seconds: arg.Seconds = 0.5,
     as_json: arg.Json = False,
 ) -> None:
     """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.

@@ -50,6 +50,7 @@ OPTIONS: dict[str, Any] = {
 RELEASED = {"norm": "map", "scale": "tokens", "down": "mbconv", "activation": "before", "mlp_conv": False}
 """The options that make the released networks."""
 
+LARGEST_KERNEL, LARGEST_EXPANSION = 63, 64
 FINAL = 6
 """Expansion of the last stage (table 1: MBPool)."""
 
@@ -79,8 +80,10 @@ def rules(space: Space) -> Iterable[str]:
         names = space.stages[i].choices
         if "expand" in names and 1 in space.widths("expand", i) and len(space.widths("expand", i)) > 1:
             yield f"stage {i}: an expansion of 1 has no first convolution and cannot be chosen beside others"
-        if "kernel" in names and (bad := [k for k in space.widths("kernel", i) if k % 2 == 0]):
-            yield f"stage {i}: kernels have odd sizes, not {bad[0]}"
+        if "kernel" in names and (bad := [k for k in space.widths("kernel", i) if k % 2 == 0 or k > LARGEST_KERNEL]):
+            yield f"stage {i}: kernels have odd sizes up to {LARGEST_KERNEL}, not {bad[0]}"
+        if "expand" in names and space.widths("expand", i)[-1] > LARGEST_EXPANSION:
+            yield f"stage {i}: the largest expansion is {LARGEST_EXPANSION}, not {space.widths('expand', i)[-1]}"
         if kind != "t":
             continue
         if bad := [w for w in space.widths("width", i) if w % option("head_dim")]:

@@ -25,6 +25,7 @@ from superformer.elastic import masked
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
 from superformer.elastic.layers import Cell, Elastic, Linear
 from superformer.elastic.positions import halved
+from superformer import machine
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
 from superformer.families.timm_api import Collected, TimmApi
@@ -307,6 +308,7 @@ class Network(TimmApi, nn.Module):
     ) -> Self:
         """A network with initial weights drawn from ``seed``."""
         net = cls.skeleton(space, num_classes, sharing=sharing, **settings)
+        machine.require_memory(sum(t.numel() * t.element_size() for t in net.parameters()), f"the network {space.name}")
         # not to_empty(), which imports sympy: slow
         net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
         generator = torch.Generator().manual_seed(seed)

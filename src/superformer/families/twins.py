@@ -49,6 +49,8 @@ EPS = 1e-6
 NORM_EPS = 1e-5
 """Of the norms of patch embeddings and of sub-sampled tokens, for which Twins-SVT keeps torch's default."""
 TYPES = ("local", "global")
+WORDS = {"type": TYPES}
+LARGEST_WINDOW = 64
 
 
 def ratio(first: int, stage: int) -> int:
@@ -62,13 +64,8 @@ def types(space: Space, stage: int, position: int) -> tuple[Any, ...]:
 
 def rules(space: Space) -> Iterable[str]:
     patch, ws, sr = (Twins.schema.option(space.options, name) for name in ("patch", "ws", "sr"))
-    if not all(isinstance(n, int) and n > 0 for n in (patch, ws, sr)):
-        yield f"patch, ws and sr must be whole numbers above 0, not {patch!r}, {ws!r}, {sr!r}"
-        return
-    for i, stage in enumerate(space.stages):
-        for p in range(stage.positions):
-            if wrong := [t for t in types(space, i, p) if t not in TYPES]:
-                yield f"a block is local or global, not {wrong[0]!r} (stage {i}, block {p})"
+    if ws > LARGEST_WINDOW:  # maps are padded to whole windows
+        yield f"windows (ws) have at most {LARGEST_WINDOW} tokens in a row, not {ws}"
     yield from undivided_heads(space)
     for resolution in space.widths("resolution"):
         yield from undivided_pictures([resolution], patch)
@@ -245,7 +242,9 @@ class TwinsBlock(Cell):
 class Twins(Pyramid):
     """A network of local and global blocks (see the module)."""
 
-    schema = Schema("twins", frozenset(), frozenset({"width"}), BLOCK_CHOICES, OPTIONS, WEIGHTS, rules, private=PRIVATE)
+    schema = Schema(
+        "twins", frozenset(), frozenset({"width"}), BLOCK_CHOICES, OPTIONS, WEIGHTS, rules, private=PRIVATE, words=WORDS
+    )
 
     @property
     def patch(self) -> int:

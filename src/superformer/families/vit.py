@@ -61,7 +61,7 @@ def rules(space: Space) -> Iterable[str]:
     if option("pool") not in ("cls", "mean"):
         yield f"pool must be cls or mean, not {option('pool')!r}"
     scale = option("scale")
-    if scale not in ("head", "embed") and not isinstance(scale, float):
+    if isinstance(scale, str) and scale not in ("head", "embed"):
         yield f"scale must be head, embed or a number, not {scale!r}"
     if option("class_attention") and (option("rel_pos") or option("pool") != "cls"):
         yield "class attention goes with pool=cls and without relative positions"
@@ -96,8 +96,9 @@ class Vit(Network):
     """A vision transformer (see the module)."""
 
     schema = Schema(
-        "vit", CHOICES, frozenset(), BLOCK_CHOICES, options=OPTIONS, weights=WEIGHTS, rules=rules, private=PRIVATE
-    )
+        "vit", CHOICES, frozenset(), BLOCK_CHOICES, options=OPTIONS, weights=WEIGHTS, rules=rules, private=PRIVATE,
+        kinds={"rel_pos": (int,), "layer_scale": (float,), "scale": (str, float)},
+    )  # fmt: skip
     maskable = True
 
     def option(self, name: str) -> Any:

@@ -16,10 +16,10 @@ from typing import Any, get_args
 import yaml
 
 from superformer import files
-from superformer.errors import SuperformerError, nearest
+from superformer.errors import SuperformerError, nearest, shown
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
-from superformer.settings import SettingsBase, read_key_value
+from superformer.settings import LARGEST_PICTURE, SettingsBase, check_tree, load_yaml, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.spaces import space as published_space
@@ -58,12 +58,9 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The tree of settings of a YAML text."""
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"the recipe {where} is not well-formed YAML: {' '.join(str(error).split())}") from error
+    tree = load_yaml(text, f"the recipe {where}", RecipeError)
     if not isinstance(tree, dict):
-        raise RecipeError(f"the recipe {where} must be a tree of settings, not {tree!r}")
+        raise RecipeError(f"the recipe {where} must be a tree of settings, not {shown(tree)}")
     return tree
 
 
@@ -80,6 +77,7 @@ def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
 def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ()) -> Recipe:
     """The recipe of a tree of settings, with ``key=value`` changes. What the chosen space brings (``sizes``) comes
     before the changes, and is part of the recipe from then on."""
+    check_tree(given, where, RecipeError)
     words = [read_key_value(change, RecipeError) for change in changes]
     tree = _changed(given, words)
     sizes = tree.get("sizes") or {}
@@ -88,13 +86,17 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
             if name not in published_spaces():
                 raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), published_spaces())}")
             if not isinstance(own, Mapping):
-                raise RecipeError(f"{where}: sizes.{name} must be a tree of settings, not {own!r}")
+                raise RecipeError(f"{where}: sizes.{name} must be a tree of settings, not {shown(own)}")
             sized = merged(given, own) | {"space": name, "sizes": {}}
             Recipe.read(sized, f"{where}: sizes.{name}", RecipeError)  # a mistake is told whichever is chosen
         if isinstance(tree.get("space"), str) and tree["space"] in sizes:
             tree = _changed(merged(given, sizes[tree["space"]]), words)
         tree["sizes"] = {}
-    return Recipe.read(tree, where, RecipeError)
+    recipe = Recipe.read(tree, where, RecipeError)
+    for name, part in recipe.retrain:
+        if isinstance(part, dict):  # a mistake there is told now, not when all is trained
+            Recipe.read(merged(tree, part), f"{where}: retrain.{name}", RecipeError)
+    return recipe
 
 
 def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict
         for name in path[:-1]:
             node = node.setdefault(name, {})
             if not isinstance(node, dict):
-                raise RecipeError(f"{key} cannot be set: {name} is {node!r} in this recipe")
+                raise RecipeError(f"{key} cannot be set: {name} is {shown(node)} in this recipe")
         node[path[-1]] = value
     return tree
 
@@ -152,8 +154,8 @@ def space_of(recipe: Recipe) -> Space:
         space = Space.from_json(json.dumps({"name": recipe.name, **given}))
     elif given.endswith(".json"):
         try:
-            space = Space.from_json(Path(given).read_text())
-        except OSError as error:
+            space = Space.from_json(Path(given).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
         space = published_space(given)
@@ -161,7 +163,7 @@ def space_of(recipe: Recipe) -> Space:
         space = space.with_identities(recipe.identity)
     if recipe.private is not None:
         space = space.with_private(*recipe.private)
-    return space.narrow(**recipe.narrow) if recipe.narrow else space
+    return space.narrow(**{str(name): value for name, value in recipe.narrow.items()}) if recipe.narrow else space
 
 
 def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | None = None) -> dict[str, Any]:
@@ -197,8 +199,9 @@ def read_changes(recipe: Recipe, changes: Sequence[str], where: str) -> Retraini
         key, value = read_key_value(text)
         if key == "weights" and value not in WEIGHTS:
             raise SuperformerError(f"weights must be finetuned or scratch: {nearest(str(value), WEIGHTS)}")
-        if key == "img_size" and (type(value) is not int or value < 1):
-            raise SuperformerError(f"img_size must be a number of pixels, not {value!r}")
+        if key == "img_size" and (type(value) is not int or not 1 <= value <= LARGEST_PICTURE):
+            pixels = f"a number of pixels from 1 to {LARGEST_PICTURE:,}"
+            raise SuperformerError(f"img_size must be {pixels}, not {shown(value)}")
         if key in given:
             given[key] = value
         else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from superformer.errors import SuperformerError, nearest
-from superformer.settings import Runtime, SettingsBase
+from superformer.settings import LARGEST_PICTURE, Channels, Deviations, Limits, Range, Runtime, SettingsBase
 
 # --- searching ---
 
@@ -108,7 +108,7 @@ class SpaceEvolution(SettingsBase):
     top: int = Field(50, ge=1, description="the best of them for the top-tier error")
     tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
     # the step of each dimension, by name
-    gamma: dict[str, float] = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
+    gamma: dict[str, Annotated[float, Field(gt=0, le=65536)]] = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
     rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike both ways")
     macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
 
@@ -147,7 +147,9 @@ def split_options(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
 
 # --- recipes ---
 
-Limits = tuple[float | None, float | None]
+Share = Annotated[float, Field(ge=0, lt=1)]
+LARGEST_RATE = 1e12
+"""Of learning; far above what any optimiser survives, but finite after every step."""
 OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
 WORDS = BeforeValidator(lambda value: [w.strip() for w in value.split(",")] if isinstance(value, str) else value)
@@ -163,15 +165,15 @@ class Data(SettingsBase):
     search: float = Field(
         0.1, ge=0, description="search split: a share of the training data, from 1 on pictures a class; 0: none"
     )
-    mean: tuple[float, ...] = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
-    std: tuple[float, ...] = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
+    mean: Channels = Field((0.485, 0.456, 0.406), description="of each channel, subtracted")
+    std: Deviations = Field((0.229, 0.224, 0.225), description="of each channel, divided by")
     augment: Literal["none", "shift", "timm"] = Field("timm", description="shift: small pictures, all of them at once")
     shift: float = Field(0.125, ge=0, le=0.5, description="shift: the most a picture is moved, a share of its side")
-    scale: tuple[float, float] = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
-    ratio: tuple[float, float] = Field((0.75, 4 / 3), description="timm: sides of a random crop")
+    scale: Range = Field((0.08, 1.0), description="timm: share of a picture that a random crop keeps")
+    ratio: Range = Field((0.75, 4 / 3), description="timm: sides of a random crop")
     mirror: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip; 0 for digits and letters")
     randaugment: str | None = Field(None, description="timm's auto-augment string, such as rand-m9-mstd0.5-inc1")
-    color_jitter: float | None = Field(None, description="timm: strength of colour jitter (not used with randaugment)")
+    color_jitter: float | None = Field(None, ge=0, le=10, description="timm: strength of colour jitter (not used with randaugment)")
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
@@ -183,8 +185,8 @@ class Data(SettingsBase):
 class Mix(SettingsBase):
     """Mixup, CutMix and label smoothing; timm's words."""
 
-    mixup: float = Field(0.0, ge=0)
-    cutmix: float = Field(0.0, ge=0)
+    mixup: float = Field(0.0, ge=0, le=1000)
+    cutmix: float = Field(0.0, ge=0, le=1000)
     prob: float = Field(1.0, ge=0, le=1)
     switch: float = Field(0.5, ge=0, le=1, description="probability of CutMix where both are on")
     smoothing: float = Field(0.1, ge=0, lt=1)
@@ -210,7 +212,7 @@ class Loss(SettingsBase):
     """What a sub-network is trained towards."""
 
     distill: Literal["none", "kl", "alpha"] = Field("none", description="the largest of a sandwich teaches the others")
-    alpha: tuple[float, float] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
+    alpha: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[float, Field(ge=-100, le=100)]] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
     teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
     teacher_size: Literal["own", "student"] = Field(
@@ -230,25 +232,25 @@ class Gradients(SettingsBase):
     rule: Literal["sum", "project"] = "sum"
     priority: Literal["subnets", "supernet"] = Field("subnets", description="whose stays whole (NASViT, table 7)")
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
-    cap: float | None = Field(None, description="project: the most that is taken out, as a multiple (2 as released)")
+    cap: float | None = Field(None, ge=0, description="project: the most that is taken out, as a multiple (2 as released)")
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     clip_subnets: float | None = Field(None, gt=0, description="largest norm of the others' sum, before joining")
 
 
 class Optimizer(SettingsBase):
     name: str = Field("adamw", description="any optimiser of timm")
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, le=LARGEST_RATE)
     weight_decay: float = Field(0.05, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    momentum: float = 0.9
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, le=1)
+    momentum: Share = 0.9
     no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
     own_no_decay: bool = Field(True, description="nor what a family itself names: tokens, positions, scales")
     decay_unused: bool = Field(False, description="shrink also what a step did not use, as released trainers do")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: float = Field(5, ge=0)
-    warmup_lr: float = Field(1e-6, ge=0)
-    min_lr: float = Field(1e-5, ge=0)
+    warmup_lr: float = Field(1e-6, ge=0, le=LARGEST_RATE)
+    min_lr: float = Field(1e-5, ge=0, le=LARGEST_RATE)
 
 
 class Start(SettingsBase):
@@ -317,13 +319,15 @@ class Recipe(SettingsBase):
     about: str = ""
     space: str | dict[str, Any] = Field(description="a published one, a file, or the space itself as in space.json")
     narrow: dict[str, Any] = Field(default_factory=dict, description="keep only these values of choices")
-    img_size: int | None = Field(None, description="input size, where the space does not search it")
+    img_size: int | None = Field(
+        None, ge=1, le=LARGEST_PICTURE, description="input size, where the space does not search it"
+    )
     sharing: Literal["ordinal", "bilateral", "cyclic", "cyclic-groups"] = "ordinal"
     # which weights are private to a patch size, a head count, a type (ViTAS v1, table 2): cls_token,qk; none; all
     private: Annotated[tuple[str, ...] | None, WORDS] = Field(None, description="null: as the space says")
     # where identities sit: at the end of a stage (ViTAS v2, section 5), or anywhere (v1)
     identity: Literal["shifted", "free"] | None = Field(None, description="null: as the space says")
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     data: Data = Data()
     mix: Mix = Mix()
     sampling: Sampling = Sampling()

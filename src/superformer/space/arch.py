@@ -5,16 +5,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from superformer.errors import ArchError, nearest
+from superformer.errors import ArchError, nearest, shown
 
 CHECKS: list[Callable[[Arch], None]] = []
 """What an architecture from outside must pass; spaces, which know the families, add theirs."""
 
 Value = int | float | str
+
+LARGEST = 2**16
+"""The largest number that a choice or an option may be: wider than any network, small enough to be counted with."""
+LARGEST_TEXT = 2**22
+"""Characters of the longest text that is read as an architecture or a space; those of real ones are thousands."""
 
 
 def plain(value: object) -> Value:
@@ -22,7 +28,9 @@ def plain(value: object) -> Value:
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ArchError(f"{value!r} is not a number or a word")
+        raise ArchError(f"{shown(value)} is not a number or a word")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ArchError(f"{value} is not a finite number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -129,6 +137,8 @@ class Arch:
         data = load_json(text, "an architecture", ArchError)
         expect(data, "an architecture", {"family", "resolution", "choices", "stages"}, {"options"}, ArchError)
         stages = []
+        if not isinstance(data["family"], str):
+            raise ArchError(f"an architecture's family must be a word, not {shown(data['family'])}")
         if not isinstance(data["stages"], list) or not data["stages"]:
             raise ArchError("an architecture's stages must be a list with at least one entry")
         for i, entry in enumerate(data["stages"]):
@@ -138,14 +148,16 @@ class Arch:
             if not isinstance(entry["blocks"], list) or not all(isinstance(b, dict) for b in entry["blocks"]):
                 example = "{'heads': 3, 'attn': 192, 'mlp': 768}"
                 raise ArchError(f"{where}: blocks must be a list of objects such as {example}")
-            if at is not None and not (isinstance(at, list) and all(isinstance(p, int) for p in at)):
-                raise ArchError(f"{where}: at must be a list of positions, not {at!r}")
-            blocks = tuple(Values(b) for b in entry["blocks"])
-            stages.append(StageArch(blocks, Values(entry.get("choices", {})), None if at is None else tuple(at)))
-        if not isinstance(data["resolution"], int) or not isinstance(data["choices"], dict):
-            raise ArchError("an architecture's resolution must be a whole number and its choices an object")
-        choices, options = Values(data["choices"]), Values(data.get("options", {}))
-        arch = Arch(str(data["family"]), data["resolution"], choices, tuple(stages), options)
+            if at is not None and not (isinstance(at, list) and all(is_whole(p) and p >= 0 for p in at)):
+                raise ArchError(f"{where}: at must be a list of positions, not {shown(at)}")
+            if at is not None and (len(at) != len(entry["blocks"]) or at != sorted(set(at))):
+                raise ArchError(f"{where}: at must be a rising position for each of its {len(entry['blocks'])} blocks")
+            blocks, own = tuple(Values(b) for b in entry["blocks"]), _named(entry, "choices", where)
+            stages.append(StageArch(blocks, own, None if at is None else tuple(at)))
+        if not is_whole(data["resolution"]):
+            raise ArchError(f"an architecture's resolution must be a whole number, not {shown(data['resolution'])}")
+        choices, options = _named(data, "choices", "an architecture"), _named(data, "options", "an architecture")
+        arch = Arch(data["family"], data["resolution"], choices, tuple(stages), options)
         for check in CHECKS:
             check(arch)
         return arch
@@ -156,11 +168,40 @@ class Arch:
         return f"Arch({self.key}: {head + ', ' if head else ''}{depths} blocks, {self.resolution} px)"
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number (truth is none)."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _named(data: Mapping[str, Any], key: str, where: str) -> Values:
+    given = data.get(key, {})
+    if not isinstance(given, dict):
+        raise ArchError(f"{where}: {key} must be an object of named values, not {shown(given)}")
+    return Values(given)
+
+
 def load_json(text: str, what: str, error: type[ValueError]) -> dict[str, Any]:
-    """A JSON object, or an error that says where the text is wrong."""
+    """A JSON object, or an error that says where the text is wrong. No key stands twice, and numbers are finite."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(pairs)
+        if len(out) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise error(f"{what} has {shown(next(n for n in names if names.count(n) > 1))} twice")
+        return out
+
+    def infinite(word: str) -> None:
+        raise error(f"{what} has {word} where a finite number belongs")
+
+    if isinstance(text, str) and len(text) > LARGEST_TEXT:
+        raise error(f"{what} is a text of {len(text):,} characters; at most {LARGEST_TEXT:,} are read")
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as e:
+        data = json.loads(text, object_pairs_hook=once, parse_constant=infinite)
+    except error:
+        raise
+    except RecursionError as e:
+        raise error(f"{what} must be plain JSON, and this is nested too deep") from e
+    except (ValueError, TypeError) as e:  # among them numbers of thousands of digits
         raise error(f"{what} must be JSON text, and this is not: {e}") from e
     if not isinstance(data, dict):
         raise error(f"{what} must be a JSON object, not {type(data).__name__}")
@@ -170,9 +211,9 @@ def load_json(text: str, what: str, error: type[ValueError]) -> dict[str, Any]:
 def expect(data: object, what: str, needed: set[str], allowed: set[str], error: type[ValueError]) -> None:
     """Exactly the keys that are known."""
     if not isinstance(data, dict):
-        raise error(f"{what} must be an object with {', '.join(sorted(needed))}, not {data!r}")
+        raise error(f"{what} must be an object with {', '.join(sorted(needed))}, not {shown(data)}")
     for key in data:
         if key not in needed | allowed:
-            raise error(f"{what} has no {key!r}: {nearest(key, sorted(needed | allowed))}")
+            raise error(f"{what} has no {shown(key)}: {nearest(key, sorted(needed | allowed))}")
     if missing := sorted(needed - set(data)):
         raise error(f"{what} lacks {', '.join(map(repr, missing))}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from superformer.errors import SuperformerError
 from superformer.space.arch import Arch
 from superformer.space.genes import Columns, Genes, chosen_values
 from superformer.space.schema import family
@@ -151,6 +152,10 @@ class Net:
     high: list[int]
 
 
+MOST_TERMS = 5_000_000
+"""Combinations of choices whose costs are kept at once; vitas-resnet50, the most of the published, has 560,000."""
+
+
 class Exact:
     """Exact costs of a space's terms, and the `range` of their sums: `nets` has an entry for each setting of the
     network-wide choices.
@@ -161,16 +166,30 @@ class Exact:
     def __init__(self, space: Space, names: tuple[str, ...], num_classes: int, img_size: int | None):
         self.space, self.names = space, names
         self.terms = Terms(skeleton(space, num_classes), img_size)
+        for specs in (space.choices, *(s.choices for s in space.stages), *(b for s in space.stages for b in s.blocks)):
+            if (count := math.prod(len(spec.values) for spec in specs.values())) > MOST_TERMS:
+                what = f"{space.name} has {count:,} combinations of {', '.join(specs)}; at most {MOST_TERMS:,}"
+                raise SuperformerError(f"{what} are possible where networks are drawn within limits: narrow the space")
         self.tops = combos(space.choices, space.layout.choices)
         self.columns = [_split(w.choices, self.terms.net.schema.entry) for w in space.layout.stages]
         self.owns = [combos(s.choices, c[0]) for s, c in zip(space.stages, self.columns, strict=True)]
         self.ways = [combos(s.choices, c[1]) for s, c in zip(space.stages, self.columns, strict=True)]
+        if (terms := self._count()) > MOST_TERMS:
+            what = f"{space.name} has {terms:,} combinations of choices to weigh; at most {MOST_TERMS:,} are possible"
+            raise SuperformerError(f"{what} where networks are drawn within limits: narrow the space")
         self.nets = [self._net(top) for top in range(len(self.tops))]
         nets = self.nets
         self.range = {n: (min(t.low[q] for t in nets), max(t.high[q] for t in nets)) for q, n in enumerate(names)}
 
+    def _count(self) -> int:
+        """Entries of all terms, for all settings of the network-wide choices."""
+        pairs = [(1, *map(len, self.owns))[i] * len(self.owns[i]) * len(self.ways[i]) for i in range(len(self.owns))]
+        stages = zip(self.space.stages, self.owns, strict=True)
+        blocks = [len(own) * sum(map(s.options, range(s.positions))) for s, own in stages]
+        return len(self.tops) * (sum(pairs) + sum(blocks))
+
     @staticmethod
-    @functools.lru_cache(maxsize=32)
+    @functools.lru_cache(maxsize=8)  # arrays of millions of numbers, in large spaces
     def of(space: Space, names: tuple[str, ...], num_classes: int = 1000, img_size: int | None = None) -> Exact:
         return Exact(space, names, num_classes, img_size)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from superformer.errors import SpaceError, SuperformerError, nearest
-from superformer.space.arch import Values
-from superformer.space.stage import Times
+from superformer.errors import SpaceError, SuperformerError, nearest, shown
+from superformer.settings import LARGEST_PICTURE
+from superformer.space.arch import LARGEST, Values, is_whole
+from superformer.space.stage import Choice, Spec, Times
 
 if TYPE_CHECKING:
     from superformer.families.network import Network
@@ -26,6 +27,11 @@ FAMILIES: dict[str, str | type[Network]] = {
 
 N = TypeVar("N", bound="type[Network]")
 
+MOST_BLOCKS, MOST_STAGES = 1024, 64
+"""Blocks and stages of the deepest network."""
+COUNTABLE = 2**62
+"""Multiply-accumulates that can be counted in 64 bits."""
+
 
 def register(cls: N) -> N:
     """Make a family from outside known by the name in its schema; also a decorator. A name is given once."""
@@ -37,8 +43,8 @@ def register(cls: N) -> N:
 
 def family(name: str) -> type[Network]:
     """The class of a family's networks."""
-    if name not in FAMILIES:
-        raise SpaceError(f"unknown family {name!r}: {nearest(name, FAMILIES)}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise SpaceError(f"unknown family {shown(name)}: {nearest(name, FAMILIES)}")
     found: Any = FAMILIES[name]
     if isinstance(found, str):
         found = getattr(importlib.import_module(f"superformer.families.{name}"), found)
@@ -52,7 +58,8 @@ class Schema:
     ``stage`` may say for each stage of a space what it must choose. ``rules`` yields a sentence for everything that is
     wrong with a space. ``entry`` are those choices of a stage that only what leads into it depends on, no block and no
     other stage: drawing within limits need not pair them. ``private``: for each set of parts that can be private, the
-    ``weights`` that say so."""
+    ``weights`` that say so. ``words`` are the choices that are words, not sizes, with those that are possible;
+    ``kinds`` what an option may be (of bool, int, float, str) where its default does not tell."""
 
     family: str
     choices: frozenset[str]
@@ -63,12 +70,19 @@ class Schema:
     rules: Callable[[Space], Iterable[str]] = lambda space: ()
     entry: frozenset[str] = frozenset()
     private: Mapping[frozenset[str], Mapping[str, Any]] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kinds: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:
         """Options in their one form: those that are not the default."""
-        for name in options:
+        for name, value in options.items():
             if name not in self.options:
-                raise SpaceError(f"{self.family} networks have no option {name!r}: {nearest(name, self.options)}")
+                raise SpaceError(f"{self.family} networks have no option {shown(name)}: {nearest(name, self.options)}")
+            kinds = self.kinds.get(name, (type(self.options[name]),))
+            unset = value in (None, "") and self.options[name] is None
+            if not unset and not any(KINDS[kind][1](value) for kind in kinds):
+                wanted = " or ".join(KINDS[kind][0] for kind in kinds)
+                raise SpaceError(f"the option {name} of {self.family} networks must be {wanted}, not {shown(value)}")
         return Values({k: _plain(v) for k, v in options.items() if _plain(v) != _plain(self.options[k])})
 
     def option(self, options: Mapping[str, Any], name: str) -> Any:
@@ -90,6 +104,12 @@ class Schema:
         return self.private[wanted]
 
     def check_space(self, space: Space) -> None:
+        """Refuse a space that its family cannot have: names, kinds, signs and sizes, then the family's own rules."""
+        if not isinstance(space.name, str):
+            raise SpaceError(f"a space's name must be a word, not {shown(space.name)}")
+        if not is_whole(space.img_size) or not 1 <= space.img_size <= LARGEST_PICTURE:
+            pixels = f"a whole number of pixels from 1 to {LARGEST_PICTURE:,}"
+            raise SpaceError(f"{space.name}: img_size must be {pixels}, not {shown(space.img_size)}")
         self._names(space.name, "network-wide choices", set(space.choices) - {"resolution"}, self.choices, SpaceError)
         if not space.stages:
             raise SpaceError(f"the space {space.name} has no stage")
@@ -98,6 +118,7 @@ class Schema:
             self._names(space.name, f"choices of stage {i}", set(stage.choices), needed, SpaceError)
             for block in stage.blocks:
                 self._names(space.name, f"choices of the blocks of stage {i}", set(block), self.block, SpaceError)
+        self._check_sizes(space)
         for name, value in space.weights.items():
             if value not in self.weights.get(name, ()):
                 known = self.weights.get(name) or tuple(self.weights)
@@ -105,11 +126,71 @@ class Schema:
         for wrong in self.rules(space):
             raise SpaceError(f"{space.name}: {wrong}")
 
+    def _check_sizes(self, space: Space) -> None:
+        """Every choice is a size that networks can have, or one of its words; and the largest network can be counted.
+        """
+        blocks = sum(stage.positions for stage in space.stages)
+        if blocks > MOST_BLOCKS or len(space.stages) > MOST_STAGES:
+            found = f"{blocks:,} blocks in {len(space.stages):,} stages"
+            raise SpaceError(f"{space.name} has {found}; at most {MOST_BLOCKS:,} in {MOST_STAGES} are possible")
+        largest = self._check_specs(space, space.choices, "network-wide", 0, 0)
+        for i, stage in enumerate(space.stages):
+            largest = max(largest, self._check_specs(space, stage.choices, f"stage {i}", i, 0))
+            before: Mapping[str, Spec] | None = None
+            for p, block in enumerate(stage.blocks):
+                if block is not before and block != before:  # most stages have one block many times
+                    largest = max(largest, self._check_specs(space, block, f"stage {i}, block {p}", i, p))
+                before = block
+        patch = space.widths("patch_size")[0] if "patch_size" in space.choices else 2
+        tokens = -(-space.widths("resolution")[-1] // patch) ** 2
+        if 8 * tokens * (tokens + largest) * largest * (blocks + len(space.stages)) > COUNTABLE:
+            much = f"pictures of {space.widths('resolution')[-1]:,} pixels, sizes of {largest:,} and {blocks:,} blocks"
+            raise SpaceError(f"{space.name}: its largest network cannot be counted ({much}): make one of them smaller")
+
+    def _check_specs(self, space: Space, specs: Mapping[str, Spec], where: str, stage: int, position: int) -> int:
+        """The largest size among some choices, other than the picture's."""
+        sizes, what = [1], f"{space.name}: {where}:"
+        for name, spec in specs.items():
+            if name in self.words:
+                if wrong := [v for v in spec.values if v not in self.words[name]] or not isinstance(spec, Choice):
+                    given = shown(wrong[0] if isinstance(wrong, list) else spec)
+                    raise SpaceError(f"{what} {name} is {' or '.join(self.words[name])}, not {given}")
+                continue
+            most = LARGEST_PICTURE if name == "resolution" else LARGEST
+            wanted = f"a whole number from 1 to {most:,}"
+            if not isinstance(spec, Choice):
+                numbers = all(isinstance(v, int | float) and 0 < v <= LARGEST for v in spec.values)
+                if name == "resolution" or not numbers or (isinstance(spec, Times) and not is_whole(spec.factor)):
+                    raise SpaceError(f"{what} {shown(spec)} does not make {name} {wanted}")
+                base = specs.get(spec.of)
+                if (base is not None and not isinstance(base, Choice)) or spec.of in self.words:
+                    raise SpaceError(f"{what} {name} must be a multiple of a size that is listed, not of {spec.of}")
+            elif wrong := [v for v in spec.values if not is_whole(v)]:
+                raise SpaceError(f"{what} {name} must be {wanted}, not {shown(wrong[0])}")
+            found = space.widths(name, stage, position)
+            if wrong := [size for size in found if not 1 <= size <= most]:
+                raise SpaceError(f"{what} {name} must be {wanted}, not {shown(wrong[0])}")
+            sizes += [] if name in ("resolution", "patch_size") else [found[-1]]
+        return max(sizes)
+
     def _names(self, name: str, what: str, given: set[str], needed: frozenset[str], error: type[ValueError]) -> None:
-        for extra in sorted(given - needed):
-            raise error(f"{name}: {extra!r} is not among the {what} of {self.family}: {nearest(extra, sorted(needed))}")
+        for extra in sorted(given - needed, key=str):
+            raise error(f"{name}: {shown(extra)} is not among the {what} of {self.family}: {nearest(extra, sorted(needed))}")
         if missing := sorted(needed - given):
             raise error(f"{name}: the {what} of {self.family} lack {', '.join(missing)}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST
+
+
+KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda v: isinstance(v, int) and v in (0, 1)),  # Values keep truth as 1 or 0
+    int: (f"a whole number from 1 to {LARGEST:,}", lambda v: is_whole(v) and _number(v)),
+    float: (f"a number above 0, up to {LARGEST:,}", _number),
+    str: ("a word", lambda v: isinstance(v, str)),
+}
+"""The kinds of options: in words, and whether a value is of it."""
 
 
 def _plain(value: Any) -> Any:

@@ -22,13 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from superformer.errors import ArchError, SpaceError, nearest
+from superformer.errors import ArchError, SpaceError, nearest, shown
 from superformer.space import sampling
 from superformer.space.arch import CHECKS, Arch, Value, Values, plain
 from superformer.space.genes import Genes, Layout, Population
 from superformer.space.sampling import Limit
 from superformer.space.schema import family
 from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, read_space, scaled, spec_of, specs_of, written
+
+
+MOST = 10**300
+"""Paths of the largest space: numbers of architectures are also told and weighed as floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +51,25 @@ class Space:
     weights: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.choices, Mapping) or not isinstance(self.stages, Iterable):
+            raise SpaceError("a space's choices are named values, and its stages a list of stages")
         choices = dict(self.choices)
         resolution = choices.pop("resolution", self.img_size)
         object.__setattr__(self, "choices", {"resolution": spec_of("resolution", resolution), **specs_of(choices)})
         object.__setattr__(self, "stages", tuple(self.stages))
+        if wrong := [stage for stage in self.stages if not isinstance(stage, Stage)]:
+            raise SpaceError(f"a space's stages are Stage(...), not {shown(wrong[0])}")
         schema = family(self.family).schema
         object.__setattr__(self, "options", schema.normal_options(self.options))
         object.__setattr__(self, "weights", Values(self.weights))
         for where, specs in self._scopes():
             for name, spec in specs.items():
-                if not isinstance(spec, Choice) and spec.of not in where:
+                if not isinstance(spec, Choice) and not (isinstance(spec.of, str) and spec.of in where):
                     near = nearest(spec.of, where)
-                    raise SpaceError(f"{self.name}: {name} is a multiple of {spec.of!r}, which is not there: {near}")
+                    raise SpaceError(f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}")
         schema.check_space(self)
+        if self.paths > MOST:
+            raise SpaceError(f"{self.name} has more than {MOST:.0e} paths: give blocks, or their choices, fewer values")
         for i, stage in enumerate(self.stages):
             for p, block in enumerate(stage.blocks[:1] if len(set(map(str, stage.blocks))) == 1 else stage.blocks):
                 for name, spec in block.items():

@@ -5,6 +5,7 @@ a fixed multiple (`times`)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.errors import ArchError, SpaceError
-from superformer.space.arch import Value, expect, load_json, plain
+from superformer.errors import ArchError, SpaceError, shown
+from superformer.space.arch import LARGEST, Value, expect, is_whole, load_json, plain
 
 if TYPE_CHECKING:
     from superformer.space.genes import StageLayout
     from superformer.space.space import Space
 
 Built = TypeVar("Built")
+DEEPEST, MOST_VALUES = 512, 256
+"""Blocks of the deepest stage, and values of the longest choice: what counting and drawing take is bounded by them."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -76,7 +79,11 @@ def scaled(base: Any, factor: Any) -> int:
 
 def spec_of(name: str, given: object) -> Spec:
     """A choice as it may be written: as itself, as its values or as one value."""
+    if isinstance(given, Mapping):
+        raise SpaceError(f"{name} must be a value, a list of values, a ratio or a multiple, not {shown(given)}")
     values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if isinstance(values, Sequence | range) and len(values) > MOST_VALUES:
+        raise SpaceError(f"{name} has {len(values):,} values to choose from; at most {MOST_VALUES} are possible")
     spec = given if isinstance(given, Choice | Ratio | Times) else Choice(tuple(plain(v) for v in values))
     if not spec.values:
         raise SpaceError(f"{name} has no value to choose from")
@@ -86,7 +93,18 @@ def spec_of(name: str, given: object) -> Spec:
 
 
 def specs_of(given: Mapping[str, object]) -> dict[str, Spec]:
+    if not isinstance(given, Mapping):
+        raise SpaceError(f"choices are named, such as {{'heads': [3, 6]}}, not {shown(given)}")
     return {name: spec_of(name, value) for name, value in given.items()}
+
+
+def _numbers(given: object) -> tuple[int, ...] | None:
+    """Whole numbers, ascending, each once; None: this is something else."""
+    found = [given] if is_whole(given) else given
+    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+        return None
+    found = [int(v) if isinstance(v, np.integer) else v for v in itertools.islice(found, LARGEST)]
+    return tuple(sorted(set(found))) if all(map(is_whole, found)) else None
 
 
 @dataclass(frozen=True)
@@ -106,15 +124,22 @@ class Stage:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        depths: tuple[int, ...] = (self.depth,) if isinstance(self.depth, int) else tuple(sorted(set(self.depth)))
-        if not depths or depths[0] < 0:
-            raise SpaceError(f"a stage's depth must be one or more numbers from 0 on, not {self.depth!r}")
+        depths = _numbers(self.depth)
+        if not depths or depths[0] < 0 or depths[-1] > DEEPEST:
+            wanted = f"one or more numbers from 0 to {DEEPEST}"
+            raise SpaceError(f"a stage's depth must be {wanted}, not {shown(self.depth)}")
         positions = depths[-1]
         each = self.block
+        if not isinstance(each, Mapping | Sequence) or isinstance(each, str):
+            raise SpaceError(f"a stage's block must be its choices, or a list of them, not {shown(each)}")
+        if not isinstance(self.tied, bool):
+            raise SpaceError(f"tied is true or false, not {shown(self.tied)}")
         block = [specs_of(each)] * positions if isinstance(each, Mapping) else [specs_of(b) for b in each]
         if len(block) != positions:
             raise SpaceError(f"a stage of {positions} blocks was given choices for {len(block)}")
-        skippable = tuple(sorted(set(self.skippable)))
+        skippable = _numbers(self.skippable)
+        if skippable is None:
+            raise SpaceError(f"skippable must be a list of positions, not {shown(self.skippable)}")
         if skippable:
             if len(depths) > 1:
                 raise SpaceError("a stage has either several depths or skippable positions, not both")
@@ -122,8 +147,8 @@ class Stage:
                 raise SpaceError(f"skippable positions {skippable} are not all within 0..{positions - 1}")
             if any(b != block[0] for b in block):
                 raise SpaceError("with skippable positions all blocks of a stage must have the same choices")
-            if not 0 < self.skip < 1:
-                raise SpaceError(f"skip must be a probability between 0 and 1, not {self.skip}")
+            if isinstance(self.skip, bool) or not isinstance(self.skip, int | float) or not 0 < self.skip < 1:
+                raise SpaceError(f"skip must be a probability between 0 and 1, not {shown(self.skip)}")
             depths = tuple(range(positions - len(skippable), positions + 1))
         if self.tied and (skippable or any(b != block[0] for b in block)):
             raise SpaceError("tied blocks must have the same choices, and none can be skipped by itself")
@@ -257,6 +282,9 @@ def read_space(text: str, kind: type[Space]) -> Space:
     expect(data, "a space", {"name", "family", "stages"}, {"img_size", "choices", "options", "weights"}, SpaceError)
     if not isinstance(data["stages"], list):
         raise SpaceError("a space's stages must be a list")
+    for key in ("options", "weights"):
+        if not isinstance(data.get(key, {}), dict):
+            raise SpaceError(f"a space's {key} must be an object of named values, not {shown(data[key])}")
     stages = []
     for i, entry in enumerate(data["stages"]):
         where = f"stage {i} of the space"
@@ -264,31 +292,31 @@ def read_space(text: str, kind: type[Space]) -> Space:
         given = entry["block"]
         block = [_read_specs(b, where) for b in given] if isinstance(given, list) else _read_specs(given, where)
         choices = _read_specs(entry.get("choices", {}), where)
-        stages.append(_build(where, Stage, {**entry, "block": block, "choices": choices}))
+        stages.append(_build(where, Stage, **{**entry, "block": block, "choices": choices}))
     choices = _read_specs(data.get("choices", {}), "choices")
-    return _build("a space", kind, {**data, "stages": tuple(stages), "choices": choices})
+    return _build("a space", kind, **{**data, "stages": tuple(stages), "choices": choices})
 
 
-def _build(where: str, kind: Callable[..., Built], fields: dict[str, Any]) -> Built:
+def _build(where: str, kind: Callable[..., Built], values: Iterable[Any] = (), **fields: Any) -> Built:
     """What the fields describe; a value of the wrong kind is an error that says where."""
     try:
-        return kind(**fields)
-    except (TypeError, AttributeError, ArchError) as error:
+        return kind(*values, **fields)
+    except ArchError as error:
         raise SpaceError(f"{where} has a value of the wrong kind: {error}") from error
 
 
 def _read_specs(given: Any, where: str) -> dict[str, Any]:
     """Choices from JSON (the opposite of `_specs_json`)."""
     if not isinstance(given, dict):
-        raise SpaceError(f"{where} must be an object of choices, not {given!r}")
+        raise SpaceError(f"{where} must be an object of choices, not {shown(given)}")
     out: dict[str, Any] = {}
     for name, value in given.items():
         if not isinstance(value, dict):
             out[name] = value
         elif set(value) == {"ratio", "of"} and isinstance(value["ratio"], list):
-            out[name] = ratio(*value["ratio"], of=value["of"])
+            out[name] = _build(f"{where}: {name}", ratio, value["ratio"], of=value["of"])
         elif set(value) == {"times", "of"}:
             out[name] = times(value["times"], of=value["of"])
         else:
-            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {value!r}")
+            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {shown(value)}")
     return out

@@ -24,6 +24,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from superformer.errors import InfeasibleError
+from superformer.machine import require_memory
 from superformer.space.costs import Exact, Net, combos
 from superformer.space.genes import Genes
 from superformer.space.stage import Floats, Ints, depth_weights, place
@@ -36,6 +37,11 @@ BINS = {1: 16384, 2: 256}
 
 ROWS = 10_000
 """Draws at once: their choices of one term are all weighed at the same time."""
+
+
+KEPT = 2**29
+"""Bytes of all tables that are kept; those of a large space are gigabytes, and one process may see many spaces."""
+_kept: dict[tuple[object, ...], Tables] = {}
 
 
 def say(limits: Mapping[str, tuple[float, float]]) -> str:
@@ -79,14 +85,22 @@ class Tables:
         self.sides = tuple(high // step + self.count + 2 for high, step in zip(most, self.step, strict=True))
         self.strides = np.asarray([math.prod(self.sides[q + 1 :]) for q in range(len(self.names))])
         self.bins = math.prod(self.sides)
+        deep = [len(own) * (1 if s.tied else s.positions + 1) for s, own in zip(self.space.stages, self.owns, strict=True)]
+        self.bytes = 8 * self.bins * len(self.tops) * (sum(deep) + sum(map(len, self.owns)))
+        require_memory(self.bytes, f"drawing networks of {self.space.name} within limits")
         self.nets = [self._forward(net) for net in exact.nets]
 
     @staticmethod
-    @functools.lru_cache(maxsize=8)
     def of(
         space: Space, over: str, names: tuple[str, ...], caps: tuple[float, ...], num_classes: int, img_size: int | None
     ) -> Tables:
-        return Tables(Exact.of(space, names, num_classes, img_size), over, caps)
+        """The tables, kept for the next draw; the oldest go where all would be larger than `KEPT`."""
+        key = space, over, names, caps, num_classes, img_size
+        found = _kept.pop(key, None) or Tables(Exact.of(space, names, num_classes, img_size), over, caps)
+        _kept[key] = found
+        while len(_kept) > 1 and (len(_kept) > 8 or sum(t.bytes for t in _kept.values()) > KEPT):
+            del _kept[next(iter(_kept))]
+        return found
 
     def _round(self, exact: Ints) -> Ints:
         """A cost in steps, to the nearest; what is above every cap stays just above."""

@@ -86,10 +86,19 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
             return run
         _Loop(run, trainer, pictures, img_size, console, done).go()
         if world.first:
+            require_finite(trainer.best)
             about = {"step": steps, "mean": recipe.data.mean, "std": recipe.data.std}
             save_supernet(trainer.best, run.supernet_file, pictures.classes, **about)
         world.wait()
     return run
+
+
+def require_finite(net: Network) -> None:
+    """A network with a weight that is no number is never a result."""
+    bad = [name for name, t in net.state_dict().items() if not t.isfinite().all()]
+    if bad:
+        how = "try a smaller optimizer.lr, gradients.clip=1 or train.amp=off in a new run folder"
+        raise StoppedError(f"training ended with weights that are not finite numbers ({', '.join(bad[:3])}): {how}")
 
 
 def _newest(run: Run, world: World, tell: Tell) -> Checkpoint | None:
