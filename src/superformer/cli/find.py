@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 from superformer.cli import arguments as arg
-from superformer.cli.arguments import app, computing, console, percent, progress_console, say, table, trained_run
+from superformer.cli.arguments import (
+    app,
+    computing,
+    console,
+    percent,
+    progress_console,
+    recipe_for,
+    say,
+    table,
+    trained_run,
+)
 from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
 
 
@@ -19,9 +30,7 @@ def train(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, change
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
     sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
     superformer -- train ..."""
-    from superformer.recipes import resolve
-
-    settings = resolve(recipe, changes or ())
+    settings = recipe_for(Path(run), recipe, changes)
     with computing():
         from superformer.train.loop import train as run_training
 
@@ -37,11 +46,10 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 
     Example: superformer evolve-space --recipe s3-laptop --data digits --run runs/evolved
 
-    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last
-    space."""
-    from superformer.recipes import resolve
-
-    settings = resolve(recipe, changes or ())
+    evolve.rounds=2 evolve.samples=40 set how often and how carefully; evolve.start=fresh trains each supernet anew, not
+    from the one before. At the end the run holds the supernet of the last space. On several GPUs: torchrun
+    --nproc-per-node 8 -m superformer -- evolve-space ..."""
+    settings = recipe_for(Path(run) / "spaces" / "0", recipe, changes)
     with computing():
         from superformer.draw.evolution import draw
         from superformer.search.space_evolution import evolve_space as run_evolution

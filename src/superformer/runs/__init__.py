@@ -20,7 +20,7 @@ from typing import Any
 from superformer import files
 from superformer.errors import StoppedError, SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, parse_yaml
+from superformer.recipes import Recipe, differences, dump, from_tree, names, parse_yaml, resolve
 from superformer.space import Space
 from superformer.space.arch import Arch
 
@@ -227,6 +227,15 @@ def note_command(folder: Path) -> None:
     files.make_folder(folder)
     path = folder / COMMANDS
     files.write(path, (path.read_text() if path.exists() else "") + json.dumps(entry) + "\n")
+
+
+def recipe_of_command(folder: Path, name: str, changes: Sequence[str], words: Sequence[str]) -> Recipe:
+    """The recipe that the words of a command line ask for. Published ones change from version to version: a run that
+    these very words began goes on with its own."""
+    asked, run, path = resolve(name, changes), Run(folder), folder / COMMANDS
+    lines = path.read_text().splitlines() if path.exists() else []
+    same = name in names() and any(json.loads(line)["words"] == list(words) for line in lines)
+    return run.recipe() if same and run.recipe_file.exists() else asked
 
 
 def last_command(folder: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.space.arch import Values
-from superformer.space.stage import Times
+from superformer.space.stage import Divided, Times
 
 if TYPE_CHECKING:
     from superformer.families.network import Network
@@ -104,10 +104,13 @@ def _plain(value: Any) -> Any:
 
 
 def free_heads(space: Space) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """Stage, position, attention widths, head counts of blocks whose width is not declared as a multiple of heads."""
+    """Stage, position, attention widths, head counts of blocks in which both are chosen by themselves: the width is no
+    declared multiple of the heads, nor are the heads what it divides into."""
     for i, stage in enumerate(space.stages):
         for p, block in enumerate(stage.blocks):
-            if not (isinstance(block["attn"], Times) and block["attn"].of == "heads"):
+            attn, heads = block["attn"], block["heads"]
+            by_heads = isinstance(attn, Times) and attn.of == "heads"
+            if not by_heads and not (isinstance(heads, Divided) and heads.of == "attn"):
                 yield i, p, space.widths("attn", i, p), space.widths("heads", i, p)
 
 
