@@ -127,7 +127,7 @@ def test_later_supernets_inherit_or_begin_anew(tmp_path, start, inherits):
     evolve_space(recipe(tmp_path), "digits", tmp_path / "run", *words, console=console)
     assert (Run.open(tmp_path / "run").recipe().start.run is not None) == inherits
     assert Run.open(tmp_path / "run").recipe().evolve.start == start
-    assert ("spaces/0" in said.getvalue().split("space 1:")[1]) == inherits
+    assert ("starts from tiny" in said.getvalue()) == inherits
 
 
 def test_a_run_goes_on_with_its_own_recipe_and_space(tmp_path):
@@ -150,4 +150,5 @@ def test_a_run_goes_on_with_its_own_recipe_and_space(tmp_path):
     assert (run.folder / "supernet.safetensors").stat().st_mtime_ns == stamp
     assert Run.open(tmp_path / "run").recipe().search.rounds == 11
     other = superformer(*words, *few, "train.epochs=0.3", cwd=tmp_path)
-    assert other.returncode != 0 and "begun with other settings" in other.stderr + other.stdout
+    assert other.returncode != 0
+    assert "begun with other settings" in other.stderr + other.stdout

@@ -146,14 +146,18 @@ def evaluate(
 
 @app.command()
 def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Json = False) -> None:
-    """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention,
-    seeds.
+    """What a run tells about its method: error distributions (also by the number of blocks), rank correlations,
+    conflicts, distances and maps of attention, seeds.
 
     Example: superformer analyse --run runs/first attention conflicts
 
-    PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that
-    cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in
-    DIR/analysis.json, and in the report."""
+    PARTs: distributions, depths, conflicts, latency, attention, maps, budgets, seeds, correlations, weights; without
+    any, those that cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result
+    is in DIR/analysis.json, and in the report.
+
+    maps draws what a token attends to over a picture, in DIR/attention.svg: picture=3 (of the search split) or
+    picture=cat.jpg, query=0.25,0.25 (of height and width) or query=class, blocks=1-2,3-7, heads=true, arch=best. depths
+    samples=100 draws errors by the number of blocks of each stage, in DIR/depths.svg."""
     parts, changes = [w for w in words or [] if "=" not in w], dict(read_key_value(w) for w in words or [] if "=" in w)
 
     from superformer.analysis.settings import chosen

@@ -110,10 +110,15 @@ def _numbers(spec: Spec) -> tuple[float, ...]:
 
 def et_error(errors: Sequence[float] | Floats, top: int = TOP) -> float:
     """The E-T error: the mean of the expected error (eq. 5) and of the top-tier error, that of the best ``top``."""
+    best = top_tier(errors, top)
+    return (float(np.sort(np.asarray(errors, dtype=np.float64)).mean()) + best) / 2
+
+
+def top_tier(errors: Sequence[float] | Floats, top: int = TOP) -> float:
+    """The top-tier error: the mean of the best ``top``, at most of the better half."""
     if not len(ordered := np.sort(np.asarray(errors, dtype=np.float64))):
         raise SuperformerError("the E-T error of no architecture at all was asked for")
-    best = ordered[: max(1, min(top, math.ceil(len(ordered) / 2)))]
-    return float((ordered.mean() + best.mean()) / 2)
+    return float(ordered[: max(1, min(top, math.ceil(len(ordered) / 2)))].mean())
 
 
 def equation_7(values: Sequence[float] | Floats, errors: Sequence[float]) -> tuple[float, float]:
@@ -259,6 +264,15 @@ def drawn(part: Space, recipe: Recipe, number: int, num_classes: int) -> list[Ar
     own, rng = recipe.evolve, np.random.default_rng([recipe.seed, 5, number])
     limit = None if own.macs_max is None else (None, own.macs_max)
     return part.sample(own.samples, rng, macs=limit, num_classes=num_classes)
+
+
+def drawn_errors(
+    part: Space, recipe: Recipe, number: int, num_classes: int, known: Mapping[str, float]
+) -> list[float] | None:
+    """The errors (in percent) of what `drawn` gives, each as often as it was drawn, by the accuracies that are known of
+    paths; None if some are not."""
+    paths = [arch.path for arch in drawn(part, recipe, number, num_classes)]
+    return [100 * (1 - known[path]) for path in paths] if all(path in known for path in paths) else None
 
 
 def subspaces(space: Space) -> Iterator[tuple[Dimension, dict[int, Space]]]:
