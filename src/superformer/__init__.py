@@ -23,14 +23,14 @@ if not COMMAND:
     from superformer.interop.timm import register_model
     from superformer.recipes import resolve as recipe
     from superformer.runs import Run
-    from superformer.space import Arch, Space, Stage, ratio, times
+    from superformer.space import Arch, Space, Stage, divided, ratio, times
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet
     from superformer.train.loop import train
     from superformer.train.retrain import retrain
 
 __all__ = [
-    "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost", "draw",
-    "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe", "register_family", "register_model",
-    "retrain", "sharing", "space", "spaces", "supernet", "times", "train",
+    "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost",
+    "divided", "draw", "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe", "register_family",
+    "register_model", "retrain", "sharing", "space", "spaces", "supernet", "times", "train",
 ]  # fmt: skip

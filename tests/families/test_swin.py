@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import timm
 import torch
 from helpers.released import load
 from timm.models.swin_transformer import SwinTransformer
+from torch.utils.flop_counter import FlopCounterMode
 
 import superformer as sf
 from superformer.elastic.positions import relative_bias
@@ -60,6 +63,33 @@ def test_the_initial_space():
     assert space.widths("attn") == (224, 256, 288)
     assert space.widths("mlp") == (672, 768, 784, 864, 896, 1008, 1024, 1152)
     assert all(s.depths == (2, 3, 4) for s in space.stages)
+    assert "stage0.block0.attn" in space.gene_names
+    assert "stage0.block0.heads" not in space.gene_names  # section 4.1: Q-K-V is the dimension, heads are Q-K-V / 32
+
+
+@torch.no_grad()
+def test_the_initial_space_as_runs_before_wrote_it():
+    """Their space.json has heads that choose and a Q-K-V dimension that follows: the same networks and weights."""
+    space = sf.space("s3-initial")
+    written = json.loads(space.to_json())
+    for stage in written["stages"]:
+        window, mlp = stage["block"]["window"], stage["block"]["mlp"]
+        stage["block"] = {"window": window, "heads": [7, 8, 9], "attn": {"times": 32, "of": "heads"}, "mlp": mlp}
+    old = sf.Space.from_json(json.dumps(written))
+    assert old.size == space.size
+    archs = space.sample(50, seed=1)
+    assert old.sample(50, seed=1) == archs
+    for a, b in zip(sf.cost(space, archs).__dict__.values(), sf.cost(old, archs).__dict__.values(), strict=True):
+        assert (a == b).all()
+    nets = [sf.supernet(s.narrow(depth=2), 7, seed=4).eval() for s in (space, old)]
+    assert nets[0].state_dict().keys() == nets[1].state_dict().keys()
+    arch = nets[0].space.sample(1, seed=2)[0]
+    alone = nets[0].extract(arch)
+    with FlopCounterMode(display=False) as counter:
+        logits = alone(X[:1])
+    assert counter.get_total_flops() == 2 * sf.cost(point(arch), [arch], 7).macs[0]
+    torch.testing.assert_close(logits, nets[0](X[:1], arch))
+    assert torch.equal(nets[0](X[:1], arch), nets[1](X[:1], arch))
 
 
 @pytest.mark.parametrize("name", ["S3-T", "hetero"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import METHODS, Evolution
+from superformer.recipes.settings import METHODS, Evolution, method_with_changes
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
@@ -147,7 +147,7 @@ def test_every_path_is_enumerated_once(space):
 
 def test_the_papers_settings():
     s3, resnas = Evolution(), Evolution(preset="vit-resnas")
-    assert (s3.first, s3.rounds, s3.parents, s3.mutants + s3.crossovers) == (50, 20, 10, 50)
+    assert (s3.first, s3.rounds, s3.parents, s3.mutants + s3.crossovers) == (50, 21, 10, 50)
     assert (s3.form, s3.p_depth, s3.p_embed, s3.p_block) == ("blocks", 0.2, 0.2, 0.4)
     assert (resnas.first, resnas.rounds, resnas.parents, resnas.mutants, resnas.crossovers) == (500, 20, 75, 75, 75)
     assert (resnas.form, resnas.p) == ("parameters", 0.3)
@@ -156,6 +156,24 @@ def test_the_papers_settings():
     assert settings_of("nsga2").population * settings_of("nsga2").generations == 2000
     assert settings_of("predictor").first == 1024
     assert set(names()) == set(SMALL)
+
+
+def test_algorithm_3_evaluates_a_first_population_and_20_generations():
+    """S3, appendix A: 50 architectures, "the number of generation steps to 20"; ViT-ResNAS's rounds count the first."""
+    problem = Problem.of(sf.space("s3-initial"))
+    counts = []
+    for preset in ("s3", "vit-resnas"):
+        search, rng = method(problem, "evolution", preset=preset), np.random.default_rng(0)
+        while len(genes := search.ask()):
+            search.tell(genes, rng.random((len(genes), 1)))
+        counts.append(len(search.asked))
+    assert counts == [50 + 20 * 50, 500 + 19 * 150]
+
+
+def test_another_preset_brings_its_own_settings():
+    own = Evolution(rounds=12)
+    assert method_with_changes(own, None, {"preset": "vit-resnas"}) == Evolution(preset="vit-resnas")
+    assert method_with_changes(own, None, {"preset": "s3"}).rounds == 12
 
 
 def test_wrong_words_and_numbers_are_answered(known):

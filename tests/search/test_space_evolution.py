@@ -9,16 +9,30 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.recipes import space_of
+from superformer.recipes.settings import SpaceEvolution
 from superformer.search.space_evolution import Dimension, dimensions, et_error, evolved, trend
 
 
 def test_the_dimensions_of_s3():
-    """Section 2.3: stages times search dimensions; the Q-K-V dimension follows the heads here, and the last stage has
-    one window."""
+    """Section 2.3: stages times search dimensions; heads follow from the Q-K-V dimension, and the last stage has one
+    window."""
     found = dimensions(sf.space("s3-initial"))
     assert len(found) == 4 * 4 + 3
-    assert {d.name for d in found} == {"depth", "width", "window", "heads", "mlp"}
+    assert {d.name for d in found} == {"depth", "width", "window", "attn", "mlp"}
     assert Dimension(2, "depth", (2.0, 3.0, 4.0)) in found
+    assert Dimension(2, "attn", (224.0, 256.0, 288.0)) in found  # section 4.1
+    assert {d.name for d in dimensions(space_of(sf.recipe("s3-laptop")))} == {"depth", "width", "window", "attn", "mlp"}
+
+
+def test_the_q_k_v_dimension_moves_by_64_and_heads_follow():
+    """Section 4.1: the step of the Q-K-V dimension is 64, two heads of 32 channels."""
+    space, gamma = sf.space("s3-initial"), SpaceEvolution().gamma["attn"]
+    up = trend(Dimension(2, "attn", (224.0, 256.0, 288.0)), (20.4, 20.2, 20), gamma)
+    new, (done,) = evolved(space, [up], "next")
+    assert done.after == (288, 320, 352)
+    assert [new.widths("attn", i) for i in range(4)] == [(224, 256, 288)] * 2 + [(288, 320, 352), (224, 256, 288)]
+    assert new.widths("heads", 2) == (9, 10, 11)
+    assert all(b["attn"] == 32 * b["heads"] for a in new.sample(20) for s in a.stages for b in s.blocks)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=200))
@@ -85,7 +99,7 @@ def test_what_a_family_cannot_have_is_left_out():
 def test_every_step_gives_a_space(which, errors):
     space = sf.space("s3-initial")
     own = dimensions(space)[which]
-    gamma = {"depth": 1, "width": 64, "mlp": 0.5, "window": 7, "heads": 1}[own.name]
+    gamma = SpaceEvolution().gamma[own.name]
     new, _ = evolved(space, [trend(own, errors[: len(own.values)], gamma)], "next")
     assert new.size > 0
     assert new.smallest() in new

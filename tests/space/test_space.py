@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import superformer as sf
-from superformer.space import Space, Stage, ratio, times
+from superformer.space import Space, Stage, divided, ratio, times
 
 BLOCK = {"heads": (1, 2), "attn": 4, "mlp": 8}
 
@@ -95,6 +95,9 @@ def test_narrow_and_point():
         (lambda: vit(Stage({**BLOCK, "mlp": ratio(1, 1.01, of="width")}, depth=1)), "same width"),
         (lambda: vit(Stage({**BLOCK, "mlp": ratio(2, of="wide")}, depth=1)), "'width'"),
         (lambda: vit(Stage({"heads": 1, "attn": 4}, depth=1)), "lack mlp"),
+        (lambda: vit(Stage({**BLOCK, "heads": divided(3, of="attn")}, depth=1)), "attn=4 .* does not divide by 3"),
+        (lambda: vit(Stage({**BLOCK, "heads": divided(0, of="attn")}, depth=1)), "whole number from 1 on"),
+        (lambda: vit(Stage({**BLOCK, "heads": divided(2, of="atn")}, depth=1)), "'attn'"),
         (lambda: vit(Stage(BLOCK, depth=1), patch_size=5), "does not divide into patches of 5"),
         (lambda: Space("s", "vitt", (Stage(BLOCK, depth=1),)), "did you mean 'vit'"),
         (
@@ -156,3 +159,17 @@ def test_values_that_are_multiples_are_resolved():
     assert {b["mlp"] for a in archs for b in a.stages[0].blocks} == {12, 15, 16, 20}
     assert all(b["attn"] == 4 * b["heads"] for a in archs for b in a.stages[0].blocks)
     assert space.widths("mlp") == (12, 15, 16, 20)
+
+
+def test_heads_that_follow_from_the_attention_width():
+    """The same architectures as with a width that follows from the heads: one is chosen, the other is not."""
+    by_width = vit(Stage({"attn": (4, 8, 12), "heads": divided(4, of="attn"), "mlp": 8}, depth=(1, 2)))
+    by_heads = vit(Stage({"heads": (1, 2, 3), "attn": times(4, of="heads"), "mlp": 8}, depth=(1, 2)))
+    assert Space.from_json(by_width.to_json()) == by_width != by_heads
+    assert by_width.size == by_heads.size == 3 + 9
+    assert by_width.sample(50, seed=3) == by_heads.sample(50, seed=3)
+    assert by_width.gene_names == tuple(n.replace("heads", "attn") for n in by_heads.gene_names)
+    for space in (by_width, by_heads):
+        assert (space.widths("heads"), space.widths("attn"), space.unit("attn", 0, 0)) == ((1, 2, 3), (4, 8, 12), 4)
+        assert space.decode(space.encode(by_width.sample(20))) == by_width.sample(20)
+    assert by_width.narrow(attn=[8]).widths("heads") == (2,)

@@ -1,4 +1,5 @@
-"""What tokens attend to: attention maps, and how far the keys are that a query attends to most (S3, figure 4).
+"""What tokens attend to: attention maps (S3, figures 4 and 8; ViTAS v1, figure 4), and how far the keys are that a
+query attends to most (S3, figure 4).
 
 The weights are those that the network itself computes, taken where torch computes them (a mode of torch that looks at
 the functions called within it): no block has a second implementation here, and nothing is slower where nobody looks.
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from superformer.elastic.positions import Places
-from superformer.errors import SuperformerError
+from superformer.errors import SuperformerError, nearest
 from superformer.families.network import Network
 from superformer.space.arch import Arch
 
@@ -53,13 +54,15 @@ def _weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, sca
 @dataclass(frozen=True)
 class Attended:
     """The attention of a block: ``weights`` (pictures, windows, heads, queries, keys), and where queries and keys are.
-    ``patch``: pixels in a row that a token stands for."""
+    ``patch``: pixels in a row that a token stands for. ``prefix``: tokens before those of the picture (the class
+    token)."""
 
     stage: int
     block: int
     weights: Tensor
     places: Places
     patch: int
+    prefix: int = 0
 
     @property
     def name(self) -> str:
@@ -69,19 +72,41 @@ class Attended:
     def map(self, row: int, col: int) -> Tensor:
         """What the token at a place attends to: (pictures, heads, rows, columns); 0 outside its window. A key that
         stands for several tokens is spread over them; the share of the class token is left out."""
+        weights, corners = self.keys(row, col)
+        return self.spread(weights, corners)
+
+    def class_map(self) -> Tensor:
+        """The same of the class token."""
+        return self.spread(*self.class_keys())
+
+    def keys(self, row: int, col: int) -> tuple[Tensor, Tensor]:
+        """What the token at a place attends to, key by key: weights (pictures, heads, keys), and the first row and
+        column of what each key stands for (keys, 2)."""
         own = self.places
         found = (own.queries == torch.tensor([row, col], dtype=own.queries.dtype)).all(-1) & own.real
         if not found.any():
             size = f"{own.grid[0]} x {own.grid[1]}"
             raise SuperformerError(f"block {self.name} has no token at row {row}, column {col}: its map has {size}")
         window, query = (int(n) for n in found.nonzero()[0])
-        corner = (own.keys[window] - (own.side - 1) / 2).round().long()
         there = own.pairs[window, query]
-        weights = self.weights[:, window, :, query, there] / own.side**2
+        return self.weights[:, window, :, query, there], self._corners(window)[there]
+
+    def class_keys(self) -> tuple[Tensor, Tensor]:
+        """The same of the class token: its query comes first, and its keys are all tokens of the picture."""
+        if not self.prefix:
+            raise SuperformerError(f"block {self.name} has no class token: give query=0.25,0.25, a place")
+        return self.weights[:, 0, :, 0, self.prefix :], self._corners(0)[self.prefix :]
+
+    def _corners(self, window: int) -> Tensor:
+        return (self.places.keys[window] - (self.places.side - 1) / 2).round().long()
+
+    def spread(self, weights: Tensor, corners: Tensor) -> Tensor:
+        """Weights of keys (pictures, heads, keys) as a map of all tokens; a key's is shared by those it stands for."""
+        own = self.places
         out = weights.new_zeros(*weights.shape[:2], *own.grid)
-        for spread in itertools.product(range(own.side), repeat=2):
-            at = corner[there] + torch.tensor(spread)
-            out[:, :, at[:, 0], at[:, 1]] = weights
+        for step in itertools.product(range(own.side), repeat=2):
+            at = corners + torch.tensor(step)
+            out[:, :, at[:, 0], at[:, 1]] = weights / own.side**2
         return out
 
 
@@ -102,7 +127,7 @@ def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "lef
                     where = visit.block.places(net, i, visit, at)
                     found = torch.cat(watch.seen).cpu()  # windows are among the pictures, or among the heads
                     weights = found.view(len(x), len(where.queries), -1, *found.shape[2:])
-                    yield Attended(i, k, weights, where, net.reduction(arch, i))
+                    yield Attended(i, k, weights, where, net.reduction(arch, i), net.prefix_tokens(i))
     finally:
         net.train(was)
 
@@ -160,4 +185,56 @@ def attention_distances(
         quartiles = {key: torch.nanquantile(v, QUARTILES).tolist() for key, v in some.items()}
         by_head = {key: v.nanmean((0, 2)).tolist() for key, v in values.items()}
         rows.append({"block": name, **means, **facts[name], "quartiles": quartiles, "by_head": by_head})
+    return rows
+
+
+# --- maps of one picture ---
+
+STRONGEST, SHOWN = 5, 4
+"""Keys that are numbered; blocks that are chosen where none are named."""
+
+
+def attention_maps(
+    net: Network,
+    x: Tensor,
+    arch: Arch | None = None,
+    query: str | tuple[float, float] = (0.25, 0.25),
+    blocks: Sequence[str] = (),
+    heads: bool = False,
+) -> list[dict[str, Any]]:
+    """What a token of a picture (1, 3, height, width) attends to, block by block (S3, figure 4, b to e), in the mean of
+    the heads or for each of them (figure 8).
+
+    ``query``: its place, as shares of the height and the width, or ``"class"`` (ViTAS v1, figure 4). A row has the
+    ``map`` (the share of each token; 0 where none is ``seen``) and the ``top`` five keys: first row and column, tokens
+    in a row that it stands for, share."""
+    of_class = isinstance(query, str)
+    # where the class token alone asks, no place does
+    every = [one for one in attended(net, x, arch) if (one.prefix if of_class else one.places.real.any())]
+    if not every:
+        whose = "a class token: give a place, query=0.25,0.25" if of_class else "tokens of the picture that attend"
+        raise SuperformerError(f"no block of this network has {whose}")
+    named = {one.name: one for one in every}
+    for name in blocks:
+        if name not in named:
+            raise SuperformerError(f"no block {name!r} attends: {nearest(name, named)}")
+    spaced = torch.linspace(0, len(every) - 1, min(SHOWN, len(every))).round().int().tolist()
+    rows = []
+    for one in [named[name] for name in blocks] or [every[k] for k in spaced]:
+        grid, at = one.places.grid, None
+        if isinstance(query, str):
+            weights, corners = one.class_keys()
+        else:
+            at = [int(float(share) * n) for share, n in zip(query, grid, strict=True)]
+            weights, corners = one.keys(*at)
+        own = weights[0].double()  # (heads, keys)
+        about = {"block": one.name, "query": at, "grid": list(grid), "patch": one.patch, "heads": len(own)}
+        seen = one.spread(torch.ones_like(own)[None, :1], corners)[0, 0] > 0
+        for head in range(len(own)) if heads else [None]:
+            shares = own.mean(0) if head is None else own[head]
+            best = shares.argsort(descending=True, stable=True)[:STRONGEST].tolist()
+            top = [[*corners[k].tolist(), one.places.side, round(float(shares[k]), 6)] for k in best if shares[k] > 0]
+            whole = one.spread(shares[None, None], corners)[0, 0]
+            found = {"map": [[round(v, 6) for v in row] for row in whole.tolist()], "seen": seen.int().tolist()}
+            rows.append({**about, "head": head, "top": top, **found})
     return rows

@@ -1,8 +1,9 @@
-"""How errors spread over a space, and how often gradients conflict.
+"""How errors spread over a space and over the numbers of blocks of its stages, and how often gradients conflict.
 
 Error distribution functions (S3, figure 6; Radosavovic et al., "Designing Network Design Spaces", eq. 1): a space is
 better than another if more of its networks have errors below any bound. The networks are random ones of the space, with
-the weights they inherit, on the search split.
+the weights they inherit, on the search split. Those of the sub-spaces with one number of blocks in one stage, and the
+top-tier error of each (S3, figure 3), tell which stages are worth more blocks.
 
 Conflicts (NASViT, table 4): how often the gradients of the largest network and of the others point in opposite
 directions, layer by layer. Training measures the cosine of both for each layer every ``watch.conflicts`` steps
@@ -26,6 +27,8 @@ from superformer.analysis.settings import Settings
 from superformer.analysis.subject import RANDOM_KIND, Subject
 from superformer.errors import SuperformerError
 from superformer.runs import Run
+from superformer.search.history import Record
+from superformer.search.space_evolution import WHOLE, drawn_errors, subspaces, top_tier
 
 ALL_LAYERS = "all"
 """The layers together: table 4."""
@@ -56,9 +59,23 @@ class Distribution:
 
 
 def known_errors(subject: Subject) -> list[float]:
-    """The errors of the random architectures that the history knows. Evolving a space draws from its sub-spaces, too,
-    each value of a dimension as often as any other: all together, every choice is uniform, as in the space itself."""
-    return [100 * (1 - record.values["accuracy"]) for record in subject.known() if record.kind == RANDOM_KIND]
+    """The errors of random architectures of the whole space that the history knows.
+
+    Where evolving the space measured it, exactly the N that were drawn for eq. 5: every choice uniform by itself (of
+    each depth as many), and an architecture as often as it was drawn. What was drawn in sub-spaces is left out: there
+    one value holds in all blocks of a stage, and together they would have more alike blocks than the space, though each
+    choice alone were uniform. Else those that an analysis drew, each once; of these, what a search had evaluated before
+    is not marked as drawn, and missing."""
+    known = subject.known()
+    found = drawn_errors(subject.space, subject.recipe, WHOLE, subject.net.num_classes, accuracies(known))
+    if found is not None:
+        return found
+    return [100 * (1 - record.values["accuracy"]) for record in known if record.kind == RANDOM_KIND]
+
+
+def accuracies(records: Iterable[Record]) -> dict[str, float]:
+    """By path."""
+    return {record.key: record.values["accuracy"] for record in records if "accuracy" in record.values}
 
 
 def trained_spaces(folder: str | Path) -> list[tuple[str, Path]]:
@@ -90,6 +107,32 @@ def distributions(
         if errors:
             found.append(Distribution.of(name, errors))
     return found
+
+
+def depths(
+    folder: str | Path, settings: Settings | None = None, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Figure 3 of S3: for each stage and each number of its blocks the errors of random networks that have it, and
+    their top-tier error. A row for each: of ``settings.samples`` networks up to its MACs, or without them of those that
+    evolving the space drew."""
+    own, subject, rows = settings or Settings(), Subject.open(folder), list[dict[str, Any]]()
+    known = accuracies(subject.known())
+    limit = None if own.macs_max is None else (None, own.macs_max)
+    for dimension, parts in subspaces(subject.space):
+        if dimension.name != "depth" or dimension.stage is None:
+            continue
+        for blocks, (number, part) in zip(dimension.values, parts.items(), strict=True):
+            if own.samples is None:
+                errors = drawn_errors(part, subject.recipe, number, subject.net.num_classes, known)
+            else:
+                rng = np.random.default_rng([own.seed, 7, number])
+                archs = part.sample(own.samples, rng, macs=limit, num_classes=subject.net.num_classes)
+                errors = [100 * (1 - accuracy) for accuracy in subject.inherited(archs, console, "subspace")]
+            if errors is not None:
+                name = f"stage {dimension.stage + 1}, {int(blocks)} block{'s' * (blocks != 1)}"
+                found = Distribution.of(name, errors).to_dict() | {"top_tier": top_tier(errors, own.top)}
+                rows.append({"stage": dimension.stage, "blocks": int(blocks), **found})
+    return rows
 
 
 def conflict_ratios(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

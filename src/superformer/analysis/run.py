@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from superformer import data, files
 from superformer.analysis import correlation, subject
-from superformer.analysis.attention import attention_distances
-from superformer.analysis.distributions import ALL_LAYERS, conflict_ratios, distributions
+from superformer.analysis.attention import attention_distances, attention_maps
+from superformer.analysis.distributions import ALL_LAYERS, conflict_ratios, depths, distributions
 from superformer.analysis.settings import CHEAP, Settings, chosen
 from superformer.analysis.subject import Standalone, Subject
+from superformer.data.augment import EvalTransform, normalise
+from superformer.data.stores import decode
+from superformer.draw import attention as draw_attention
+from superformer.draw import depths as draw_depths
 from superformer.errors import SuperformerError
 from superformer.progress import teller
 from superformer.runs import Run, stored
@@ -87,6 +93,15 @@ def _distributions(asked: _Request) -> Any:
     return [one.to_dict() for one in found]
 
 
+def _depths(asked: _Request) -> Any:
+    found = depths(asked.run.folder, asked.settings, asked.console)
+    if not found:
+        told = "no networks of sub-spaces with one number of blocks were evaluated yet, or no stage has several"
+        raise SuperformerError(f"{told}: depths samples=100 evaluates some")
+    files.write(asked.run.folder / "depths.svg", draw_depths.draw(found, asked.run.space().name))
+    return found
+
+
 def _conflicts(asked: _Request) -> Any:
     found = conflict_ratios(asked.run.metrics())
     if not found:
@@ -128,6 +143,35 @@ def _attention(asked: _Request) -> Any:
     return [{**row, "arch": arch.key} for row in found]
 
 
+def _maps(asked: _Request) -> Any:
+    """The maps of one picture, which is kept with them: the report needs nothing else."""
+    run, own, trained = asked.run, asked.settings, asked.subject
+    arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
+    squares, what = _picture(trained, own.picture)
+    x = normalise(squares, trained.recipe.data).to(trained.device)
+    maps = attention_maps(trained.network(arch), x, None, own.query, own.blocks, own.heads)
+    about = f"{what}, {trained.img_size} x {trained.img_size} pixels; network {arch.key}"
+    picture = draw_attention.png(squares[0].permute(1, 2, 0).numpy())
+    found = {"arch": arch.key, "about": about, "picture": picture, "maps": maps}
+    files.write(run.folder / "attention.svg", draw_attention.draw(found))
+    return found
+
+
+def _picture(trained: Subject, which: int | str) -> tuple[Tensor, str]:
+    """A picture of the search split by its number, or a file; as the network sees it: (1, 3, size, size), uint8."""
+    settings, split = trained.recipe.data, trained.pictures.search
+    cut = EvalTransform(trained.img_size, settings.crop, settings.interpolation)
+    if isinstance(which, str):
+        try:
+            return cut(torch.from_numpy(decode(which).copy())[None]), Path(which).name
+        except (OSError, ValueError) as error:
+            raise SuperformerError(f"picture={which} cannot be read as a picture: {error}") from error
+    if not 0 <= which < len(split):
+        raise SuperformerError(f"picture={which} is not there: the search split has 0 to {len(split) - 1}")
+    told = f"picture {which} of the search split ({split.classes[int(split.labels[which])]})"
+    return split.squares(cut, np.asarray([which])), told
+
+
 def _correlations(asked: _Request) -> Any:
     return [correlation.against_standalone(asked.subject, asked.settings, asked.epochs, asked.train, asked.console)]
 
@@ -146,9 +190,11 @@ def _seeds(asked: _Request) -> Any:
 
 COMPUTED_BY: dict[str, Callable[[_Request], Any]] = {
     "distributions": _distributions,
+    "depths": _depths,
     "conflicts": _conflicts,
     "latency": _latency,
     "attention": _attention,
+    "maps": _maps,
     "budgets": lambda asked: correlation.against_macs(asked.subject, asked.settings, asked.console),
     "seeds": _seeds,
     "correlations": _correlations,
@@ -161,6 +207,13 @@ def _summary(name: str, found: Any) -> str:
     if name == "distributions":
         words = "{name}: {n} networks, mean error {mean:.2f} %, median {median:.2f} %"
         return "; ".join(words.format(n=len(d["errors"]), **d) for d in found)
+    if name == "depths":
+        words = "stage {n}: top-tier error {errors}"
+        stages = sorted({row["stage"] for row in found})
+        own = {s: ", ".join(f"{r['top_tier']:.2f} % ({r['blocks']})" for r in found if r["stage"] == s) for s in stages}
+        return "; ".join(words.format(n=s + 1, errors=own[s]) for s in stages) + " (blocks); drawn in depths.svg"
+    if name == "maps":
+        return f"{len(found['maps'])} of {found['about']}, drawn in attention.svg"
     if name == "conflicts":
         first, *_, last = [row for row in found if row["layer"] == ALL_LAYERS] * 2
         shares = [f"{100 * row['ratio']:.0f} %" for row in (first, last)]

@@ -19,6 +19,9 @@ from rich.table import Table
 from superformer.errors import amount
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from superformer.recipes import Recipe
     from superformer.runs import Run
 
 HELP = "Find the vision transformer that fits your pictures and your budget.\n\nStart with: superformer demo"
@@ -87,6 +90,13 @@ def trained_run(folder: str, *archs: str) -> Run:
     for arch in archs:
         run.arch(arch)
     return run
+
+
+def recipe_for(folder: Path, name: str, changes: Words) -> Recipe:
+    """The recipe of a command that begins a run, or goes on with it."""
+    from superformer.runs import recipe_of_command
+
+    return recipe_of_command(folder, name, changes or (), sys.argv[1:])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import (
@@ -13,6 +14,7 @@ from superformer.cli.arguments import (
     over_seeds,
     percent,
     progress_console,
+    recipe_for,
     say,
     table,
     trained_run,
@@ -29,9 +31,7 @@ def train(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, change
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
     sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
     superformer -- train ..."""
-    from superformer.recipes import resolve
-
-    settings = resolve(recipe, changes or ())
+    settings = recipe_for(Path(run), recipe, changes)
     with computing():
         from superformer.train.loop import train as run_training
 
@@ -47,11 +47,10 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 
     Example: superformer evolve-space --recipe s3-laptop --data digits --run runs/evolved
 
-    evolve.rounds=2 evolve.samples=40 set how often and how carefully. At the end the run holds the supernet of the last
-    space."""
-    from superformer.recipes import resolve
-
-    settings = resolve(recipe, changes or ())
+    evolve.rounds=2 evolve.samples=40 set how often and how carefully; evolve.start=fresh trains each supernet anew, not
+    from the one before. At the end the run holds the supernet of the last space. On several GPUs: torchrun
+    --nproc-per-node 8 -m superformer -- evolve-space ..."""
+    settings = recipe_for(Path(run) / "spaces" / "0", recipe, changes)
     with computing():
         from superformer.draw.evolution import draw
         from superformer.search.space_evolution import evolve_space as run_evolution
@@ -151,14 +150,18 @@ def evaluate(
 
 @app.command()
 def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Json = False) -> None:
-    """What a run tells about its method: error distributions, rank correlations, conflicts, distances of attention,
-    seeds.
+    """What a run tells about its method: error distributions (also by the number of blocks), rank correlations,
+    conflicts, distances and maps of attention, seeds.
 
     Example: superformer analyse --run runs/first attention conflicts
 
-    PARTs: distributions, budgets, correlations, weights, attention, conflicts, latency, seeds; without any, those that
-    cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result is in
-    DIR/analysis.json, and in the report."""
+    PARTs: distributions, depths, conflicts, latency, attention, maps, budgets, seeds, correlations, weights; without
+    any, those that cost little. key=value words: architectures=10 epochs=20 samples=100 seeds=3 pictures=64. The result
+    is in DIR/analysis.json, and in the report.
+
+    maps draws what a token attends to over a picture, in DIR/attention.svg: picture=3 (of the search split) or
+    picture=cat.jpg, query=0.25,0.25 (of height and width) or query=class, blocks=1-2,3-7, heads=true, arch=best. depths
+    samples=100 draws errors by the number of blocks of each stage, in DIR/depths.svg."""
     parts, changes = [w for w in words or [] if "=" not in w], dict(read_key_value(w) for w in words or [] if "=" in w)
 
     from superformer.analysis.settings import chosen

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from superformer.cost import cost
 from superformer.errors import SuperformerError
-from superformer.space import Choice, Ratio, Space, Spec, point
+from superformer.space import Choice, Divided, Ratio, Space, Spec, point
 from superformer.space.arch import Arch, Value, Values
 from superformer.space.costs import skeleton
 
@@ -159,7 +159,8 @@ def space_table(space: Space) -> list[dict[str, str]]:
     def row(where: str, name: str, spec: Spec) -> dict[str, str]:
         values = ", ".join(map(str, spec.values))
         if not isinstance(spec, Choice):
-            values = f"{values} x {spec.of}" if isinstance(spec, Ratio) else f"{spec.of} x {spec.factor}"
+            by = "/" if isinstance(spec, Divided) else "x"
+            values = f"{values} x {spec.of}" if isinstance(spec, Ratio) else f"{spec.of} {by} {values}"
         return {"where": where, "choice": name, "values": values}
 
     rows = [row("network", name, spec) for name, spec in space.choices.items()]

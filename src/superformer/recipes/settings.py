@@ -24,7 +24,7 @@ class Evolution(SettingsBase):
     preset: Literal["s3", "vit-resnas"] = Field("s3", description="whose settings all others begin with")
     form: Literal["blocks", "parameters"] = Field("blocks", description="what varies as one: S3's, or ViT-ResNAS's")
     first: int = Field(50, ge=1, description="random architectures to begin with")
-    rounds: int = Field(20, ge=1, description="populations that are evaluated, the first among them")
+    rounds: int = Field(21, ge=1, description="populations evaluated, the first among them: S3's 20 steps follow it")
     parents: int = Field(10, ge=1, description="the best of all so far that have children")
     mutants: int = Field(25, ge=0, description="of each later round")
     crossovers: int = Field(25, ge=0, description="of each later round")
@@ -95,8 +95,11 @@ def method_settings(name: str, values: Mapping[str, Any] | None = None) -> Setti
 
 
 def method_with_changes(own: SearchMethod, name: str | None, changes: Mapping[str, Any]) -> SettingsBase:
-    """The settings of a method, by default that of a recipe; a recipe's own settings hold for its own method only."""
+    """The settings of a method, by default that of a recipe; a recipe's own settings hold for its own method (and
+    preset) only."""
     before = own.model_dump() if name in (None, own.method) else {}
+    if changes.get("preset", before.get("preset")) != before.get("preset"):
+        before = {}
     return method_settings(name or own.method, {**before, **changes})
 
 
@@ -108,7 +111,12 @@ class SpaceEvolution(SettingsBase):
     top: int = Field(50, ge=1, description="the best of them for the top-tier error")
     tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
     # the step of each dimension, by name
-    gamma: dict[str, Annotated[float, Field(gt=0, le=65536)]] = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
+    gamma: dict[str, Annotated[float, Field(gt=0, le=65536)]] = {
+        "depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1,
+    }  # fmt: skip
+    start: Literal["previous", "fresh"] = Field(
+        "previous", description="a later supernet begins with what fits of the one before, or anew (table 5, figure 6)"
+    )
     rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike both ways")
     macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
 

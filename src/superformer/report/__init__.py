@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs nothing else.
 
-`inputs` reads the run's files; `search`, `training`, `deployment` and `reproduction` make the sections out of the
-pieces of `markup`; here they are put together with the style, the data and the scripts, which draw the charts."""
+`inputs` reads the run's files; `search`, `training`, `analyses`, `deployment` and `reproduction` make the sections out
+of the pieces of `markup`; here they are put together with the style, the data and the scripts that draw the charts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superformer import files
 from superformer.draw.sketch import SQUARES, WIDTHS
 from superformer.draw.svg import DARK, LIGHT
 from superformer.progress import Tell, teller
-from superformer.report import deployment, reproduction, search, training
+from superformer.report import analyses, deployment, reproduction, search, training
 from superformer.report.inputs import Inputs, points, read
 from superformer.report.markup import Markup, Section, joined, tag, text
 
@@ -56,12 +56,14 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
         progress,
         training.evolution(inputs),
         training.distributions(inputs),
+        analyses.blocks(inputs),
         training.health(inputs),
         training.conflicts(inputs),
         deployment.correlations(inputs),
         deployment.weights(inputs),
         deployment.seeds(inputs),
         deployment.attention(inputs),
+        analyses.maps(inputs),
         reproduction.searched(inputs),
         reproduction.repeat(inputs),
         to_do if inputs.front else None,
@@ -100,7 +102,7 @@ def _style() -> str:
     light, dark = ("".join(f"--{n}:{palette[n]};" for n in names) for palette in (LIGHT, DARK))
     whole = "".join(f"--{n}:{colour}!important;" for n, colour in LIGHT.items())
     screen = f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
-    return f"{screen}@media print{{.drawing svg{{{whole}}}}}\n{_file('page.css')}"
+    return f"{screen}@media print{{.drawing svg,.drawn svg{{{whole}}}}}\n{_file('page.css')}"
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from superformer.report import markup
 from superformer.report.inputs import NOTHING, Inputs, Row, counted, history, number, percent
 from superformer.report.markup import Chart, Markup, Section, axis, grid, paragraph, place, plot, series, several, tag
 from superformer.runs import Run
-from superformer.search.space_evolution import equation_7
+from superformer.search.space_evolution import WHOLE, drawn_errors, equation_7
 
 COLUMNS, ROWS = 60, 48
 """Of a heat map."""
@@ -229,7 +229,7 @@ def distributions(inputs: Inputs) -> Section | None:
     told += "the further left and up, the better the space."
     if not spread:
         spread = _from_histories(inputs)
-        told += " Counted over all networks that were drawn to measure the spaces."
+        told += " Counted over the networks that were drawn to measure each space as a whole."
     found = [(name, [v for e in errors if (v := number(e)) is not None]) for name, errors in spread]
     found = [(name, errors) for name, errors in found if errors]
     if not found:
@@ -244,13 +244,16 @@ def distributions(inputs: Inputs) -> Section | None:
 
 
 def _from_histories(inputs: Inputs) -> list[tuple[str, list[Any]]]:
-    """What evolving the space evaluated, space by space."""
+    """The networks that were drawn to measure each space as a whole."""
     if not inputs.evolution:
         return []
     before = [inputs.run.folder / "spaces" / str(t) for t in range(inputs.recipe.evolve.rounds)]
     folders = [*(folder for folder in before if folder.exists()), inputs.run.folder]
     out: list[tuple[str, list[Any]]] = []
     for t, folder in enumerate(folders):
-        drawn = [r for r in history(Run(folder)) if r.kind == "space" and "accuracy" in r.values]
-        out.append((f"space {t}", [100 * (1 - r.values["accuracy"]) for r in drawn]))
+        run = Run(folder)
+        known = {r.key: r.values["accuracy"] for r in history(run) if "accuracy" in r.values}
+        if run.recipe_file.exists() and known:
+            errors = drawn_errors(run.space(), run.recipe(), WHOLE, inputs.num_classes, known)
+            out.append((f"space {t}", errors or []))
     return out

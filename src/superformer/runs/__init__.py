@@ -20,7 +20,7 @@ from typing import Any
 from superformer import files
 from superformer.errors import SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, of_earlier_version, parse_yaml
+from superformer.recipes import Recipe, differences, dump, from_tree, names, of_earlier_version, parse_yaml, resolve
 from superformer.runs import stored
 from superformer.runs.stored import COMMANDS as COMMANDS
 from superformer.runs.stored import RunError as RunError
@@ -253,6 +253,14 @@ def note_command(folder: Path) -> None:
     files.make_folder(folder)
     path = folder / COMMANDS
     files.write(path, "".join(map(files.line, [*stored.read_lines(path), entry])))
+
+
+def recipe_of_command(folder: Path, name: str, changes: Sequence[str], words: Sequence[str]) -> Recipe:
+    """The recipe that the words of a command line ask for. Published ones change from version to version: a run that
+    these very words began goes on with its own."""
+    asked, run = resolve(name, changes), Run(folder)
+    same = name in names() and any(line["words"] == list(words) for line in stored.read_lines(folder / COMMANDS))
+    return run.recipe() if same and run.recipe_file.exists() else asked
 
 
 def last_command(folder: Path) -> dict[str, Any] | None:

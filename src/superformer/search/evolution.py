@@ -1,13 +1,15 @@
 """Search by evolution: S3's and ViT-ResNAS's towards the best first objective, ViTAS's NSGA-II towards the whole front.
 
-`Evolution` is one loop with two sets of settings. S3 (algorithm 3 and the text above it): 50 random architectures; 20
-times the top 10 have children by mutation and crossover of whole blocks (`superformer.space.genes`, form ``blocks``);
-children outside the limits are not added. ViT-ResNAS (section 2.3): 500 random ones; the top 75 of all so far have 75
-mutants and 75 crossovers (form ``parameters``). Where the papers are silent, or this departs from them:
+`Evolution` is one loop with two sets of settings. S3 (algorithm 3 and the text above it): 50 random architectures; then
+in 20 steps the top 10 have 50 children by mutation and crossover of whole blocks (`superformer.space.genes`, form
+``blocks``), 50 + 20 x 50 = 1,050 evaluations; children outside the limits are not added. ViT-ResNAS (section 2.3): 500
+random ones; the top 75 of all so far have 75 mutants and 75 crossovers (form ``parameters``). Where the papers are
+silent, or this departs from them:
 
 * S3 tells neither how the 50 children divide nor whether parents of earlier generations stay. As in AutoFormer, whose
   search S3 extends, half are mutants, the top 10 are those of all generations, and random architectures take the places
-  of children that are not found.
+  of children that are not found. (Its loop, "t in (0, T)", evaluates the first population before the first step and
+  takes the result from G(T+1): the children of all 20 steps count.)
 * ViT-ResNAS's 20 rounds count the first population, as in its released code (500 + 19 x 150 evaluations); the paper's
   words also allow one more. Its released first population is drawn at the largest heads and hidden sizes and then
   shrunk; here it is uniform within the limits. Its released crossover repeats architectures after 100 failures, its

@@ -9,22 +9,28 @@ What the paper leaves open, and what is done here:
 
 * the unit of x in eq. 7: steps of the dimension (x = value / gamma), and of y: percent. With raw widths slopes would be
   near zero, and floor would move every list up by one step or not at all;
-* the step gamma of heads, which section 4.1 does not give: 1;
+* the step gamma of heads, which section 4.1 does not give: heads that follow from the Q-K-V dimension move with it (by
+  two, in the paper's space); where a space chooses them by themselves, 1;
 * a block's choice is a dimension of its stage: the sub-space of a value has it in all blocks of the stage;
 * how the top 50 are found: they are the best of the drawn ones (at most half of them, where fewer than 100 are drawn);
+* how the N architectures are drawn: every choice uniform, as supernets are trained (`Space.sample`);
+* whether later supernets begin anew: with ``evolve.start=previous`` they inherit what fits of the one before, with
+  ``fresh`` each is trained by itself, as table 5 and figure 6 compare spaces;
 * lists that the family cannot have (a window larger than its map) lose the values in question; a dimension whose list
   would be empty stays.
 
 In a run (`evolve_space`): train a supernet, measure its dimensions, move the space, and again. ``DIR/spaces/t`` is the
-run of the t-th space, the next one inherits what fits of it; ``DIR/evolution.json`` is the trace, ``DIR/evolution.svg``
-its picture; at the end the last space's supernet is trained in DIR itself, ready to be searched. Every part goes on
-where it was: training by its checkpoints, measuring by its history."""
+run of the t-th space; ``DIR/evolution.json`` is the trace, ``DIR/evolution.svg`` its picture; at the end the last
+space's supernet is trained in DIR itself, ready to be searched. Every part goes on where it was: training by its
+checkpoints, measuring by its history. Several processes train together and share the networks to be measured; the
+first keeps the histories and writes the trace."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +41,7 @@ from rich.console import Console
 from superformer import data, files
 from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.evaluator import TrainedRun
-from superformer.progress import Tell, teller
+from superformer.progress import Tell, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.recipes.settings import SpaceEvolution
 from superformer.runs import Run, note_command
@@ -43,6 +49,7 @@ from superformer.runs.processes import World
 from superformer.search.problem import Floats
 from superformer.search.scores import Scorer, history_of
 from superformer.space import Choice, Ratio, Space
+from superformer.space.arch import Arch
 from superformer.space.stage import Spec, Stage
 from superformer.train.loop import train
 
@@ -103,10 +110,15 @@ def _numbers(spec: Spec) -> tuple[float, ...]:
 
 def et_error(errors: Sequence[float] | Floats, top: int = TOP) -> float:
     """The E-T error: the mean of the expected error (eq. 5) and of the top-tier error, that of the best ``top``."""
+    best = top_tier(errors, top)
+    return (float(np.sort(np.asarray(errors, dtype=np.float64)).mean()) + best) / 2
+
+
+def top_tier(errors: Sequence[float] | Floats, top: int = TOP) -> float:
+    """The top-tier error: the mean of the best ``top``, at most of the better half."""
     if not len(ordered := np.sort(np.asarray(errors, dtype=np.float64))):
         raise SuperformerError("the E-T error of no architecture at all was asked for")
-    best = ordered[: max(1, min(top, math.ceil(len(ordered) / 2)))]
-    return float((ordered.mean() + best.mean()) / 2)
+    return float(ordered[: max(1, min(top, math.ceil(len(ordered) / 2)))].mean())
 
 
 def equation_7(values: Sequence[float] | Floats, errors: Sequence[float]) -> tuple[float, float]:
@@ -187,29 +199,39 @@ def evolve_space(
     """Evolve the space of a recipe on pictures; returns the trace, which is also in ``evolution.json``. ``draw``
     (`superformer.draw.evolution.draw`) makes a picture of the trace and the recipe's name."""
     settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-    tell = teller(console)
-    folder, space = Path(folder), space_of(settings)
+    space = space_of(settings)
     known = {d.name for d in dimensions(space)}
     if strange := set(settings.evolve.gamma) - known - set(SpaceEvolution().gamma):
         name = min(strange)
         raise SuperformerError(f"evolve.gamma has a step for {name!r}, which is no dimension: {nearest(name, known)}")
-    if World.join().size > 1:
-        raise SuperformerError("evolve-space runs in one process; train and search take several")
     if (most := settings.evolve.macs_max) is not None:  # a limit that nobody meets is refused before any training
         classes = len(data.load(spec, settings.data, settings.img_size or space.img_size).classes)
         space.sample(1, seed=0, macs=(None, most), num_classes=classes)
-    trace: list[dict[str, Any]] = []
+    world = World.join()
+    try:
+        return _evolve(settings, space, spec, Path(folder), world, quiet(console if world.first else None), draw)
+    finally:
+        world.leave()
+
+
+def _evolve(
+    settings: Recipe, space: Space, spec: str, folder: Path, world: World, console: Console, draw: Drawing | None
+) -> dict[str, Any]:
+    tell, trace = teller(console), list[dict[str, Any]]()
+
     for t in range(settings.evolve.rounds + 1):
         last = t == settings.evolve.rounds
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
-        run = train(_for(settings, space, folder, t), spec, here, console=console)
-        note_command(folder)
-        entry, trends = _measure(run, settings, tell)
+        run = train(_for(settings, space, folder, t), spec, here, console=console, world=world)
+        if world.first:
+            note_command(folder)
+        entry, trends = _measure(run, settings, world, tell)
         trace.append({"space": json.loads(space.to_json()), **entry, "trends": [own.to_dict() for own in trends]})
         found = f"expected {entry['expected']:.2f} %, best found {entry['best']:.2f} %"
         tell(f"space {t}: E-T error {entry['et_error']:.2f} % ({found})")
-        files.write_object(folder / "evolution.json", {"spaces": trace})
+        if world.first:
+            files.write_object(folder / "evolution.json", {"spaces": trace})
         if not last:
             space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
             trace[-1]["trends"] = [own.to_dict() for own in trends]
@@ -217,7 +239,7 @@ def evolve_space(
                 if own.after != own.dimension.values:
                     change = f"{_list(own.dimension.values)} -> {_list(own.after)}"
                     tell(f"  {own.dimension.label}: {change} (slope {own.slope:+.2f} % a step)")
-    if draw is not None:
+    if draw is not None and world.first:
         files.write(folder / "evolution.svg", draw(trace, settings.name))
         tell(f"a picture of the trace is in {folder / 'evolution.svg'}")
     whole: dict[str, Any] = json.loads(json.dumps({"spaces": trace}))
@@ -225,38 +247,63 @@ def evolve_space(
 
 
 def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
-    """The recipe of the t-th space; its supernet begins with what fits of the one before."""
-    before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if t else {}
+    """The recipe of the t-th space; its supernet begins with what fits of the one before, or as the first one."""
+    previous = t and recipe.evolve.start == "previous"
+    before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if previous else {}
     start = recipe.start.model_copy(update=before)
     said = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
     return recipe.model_copy(update={"space": json.loads(space.to_json()), "start": start, **said})
 
 
-def _measure(run: Run, recipe: Recipe, tell: Tell) -> tuple[dict[str, float], list[Trend]]:
-    """The E-T error of a space and of the sub-spaces of each dimension's values, in percent."""
-    own, trained = recipe.evolve, TrainedRun.of(run)
-    space, evaluator = trained.space, trained.evaluator()
+WHOLE = 0
+"""The number of the whole space among the draws of `drawn`."""
+
+
+def drawn(part: Space, recipe: Recipe, number: int, num_classes: int) -> list[Arch]:
+    """The N architectures of eq. 5 that measure a space or, by their ``number``, one of its `subspaces`."""
+    own, rng = recipe.evolve, np.random.default_rng([recipe.seed, 5, number])
     limit = None if own.macs_max is None else (None, own.macs_max)
-    with history_of(trained) as history:
-        scorer = Scorer(evaluator, history, World())
+    return part.sample(own.samples, rng, macs=limit, num_classes=num_classes)
 
-        def errors(part: Space, seed: int) -> list[float]:
-            rng = np.random.default_rng([recipe.seed, 5, seed])
-            archs = part.sample(own.samples, rng, macs=limit, num_classes=trained.net.num_classes)
-            return [100 * (1 - a) for a in scorer.accuracies(archs, kind="space")]
 
-        whole = errors(space, 0)
+def drawn_errors(
+    part: Space, recipe: Recipe, number: int, num_classes: int, known: Mapping[str, float]
+) -> list[float] | None:
+    """The errors (in percent) of what `drawn` gives, each as often as it was drawn, by the accuracies that are known of
+    paths; None if some are not."""
+    paths = [arch.path for arch in drawn(part, recipe, number, num_classes)]
+    return [100 * (1 - known[path]) for path in paths] if all(path in known for path in paths) else None
+
+
+def subspaces(space: Space) -> Iterator[tuple[Dimension, dict[int, Space]]]:
+    """Each dimension, and by number the sub-space of each of its values."""
+    for k, own in enumerate(dimensions(space)):
+        yield own, {1 + 100 * k + j: own.at(space, value) for j, value in enumerate(own.values)}
+
+
+def _measure(run: Run, recipe: Recipe, world: World, tell: Tell) -> tuple[dict[str, float], list[Trend]]:
+    """The E-T error of a space and of the sub-spaces of each dimension's values, in percent."""
+    own, trained = recipe.evolve, TrainedRun.of(run, device=world.device)
+    space, evaluator = trained.space, trained.evaluator()
+    with run.lock() if world.first else nullcontext(), history_of(trained) if world.first else nullcontext() as history:
+        scorer = Scorer(evaluator, history, world)
+
+        def errors(part: Space, number: int) -> list[float]:
+            archs = drawn(part, recipe, number, trained.net.num_classes)
+            return [100 * (1 - a) for a in scorer.accuracies(archs, kind="space" if number == WHOLE else "subspace")]
+
+        whole = errors(space, WHOLE)
         entry = {"et_error": et_error(whole, own.top), "expected": float(np.mean(whole)), "best": min(whole)}
-        trends, found = list[Trend](), dimensions(space)
-        for k, dimension in enumerate(found):
+        trends, found = list[Trend](), list(subspaces(space))
+        for k, (dimension, parts) in enumerate(found):
             gamma = own.gamma.get(dimension.name)
             if gamma is None:
                 continue  # a dimension without a step stays as it is
-            parts = [dimension.at(space, value) for value in dimension.values]
-            measured = [et_error(errors(part, 1 + 100 * k + j), own.top) for j, part in enumerate(parts)]
+            measured = [et_error(errors(part, number), own.top) for number, part in parts.items()]
             trends.append(trend(dimension, measured, gamma, own.tau, own.rounding))
             each = ", ".join(f"{e:.2f}" for e in measured)
             tell(f"  {k + 1} of {len(found)}: {dimension.label} {_list(dimension.values)}: {each} %")
+    world.wait()
     return entry, trends
 
 

@@ -6,9 +6,9 @@ arrays, mutation and crossover; `costs` what networks cost; `sampling` and `tabl
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.space.genes import Genes
 from superformer.space.space import Space, point
-from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, ratio, tenths, times
+from superformer.space.stage import Choice, Divided, Ratio, Spec, Stage, Times, divided, ratio, tenths, times
 
 __all__ = [
-    "Arch", "Choice", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "Values", "point", "ratio",
-    "tenths", "times",
+    "Arch", "Choice", "Divided", "Genes", "Ratio", "Space", "Spec", "Stage", "StageArch", "Times", "Values", "divided",
+    "point", "ratio", "tenths", "times",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.space.arch import Arch, StageArch, Value, Values
-from superformer.space.stage import scaled
+from superformer.space.stage import Choice, following
 
 if TYPE_CHECKING:
     from superformer.space.space import Space
@@ -146,8 +146,8 @@ class Layout:
             raise ArchError(f"{label} has values for {given or 'nothing'}; needed: {needed or 'none'}")
         for name, spec in specs.items():
             possible = list(spec.values)
-            if hasattr(spec, "of"):
-                possible = [scaled(scope[spec.of], v) if spec.of in scope else -1 for v in spec.values]
+            if not isinstance(spec, Choice):
+                possible = [following(spec, scope[spec.of], v) if spec.of in scope else -1 for v in spec.values]
             if values[name] not in possible:
                 known = ", ".join(map(str, possible))
                 raise ArchError(f"{label} {name}={values[name]} is not in the space; possible: {known}")
@@ -158,11 +158,11 @@ class Layout:
 def chosen_values(specs: Mapping[str, Spec], columns: Columns, genes: Genes, scope: Scope) -> Scope:
     """The values behind the genes of some choices, for a population; ``scope`` has those they may be multiples of."""
     found: Scope = {}
-    for name, spec in sorted(specs.items(), key=lambda item: hasattr(item[1], "of")):
+    for name, spec in sorted(specs.items(), key=lambda item: not isinstance(item[1], Choice)):
         index = genes[:, columns[name]] if name in columns else np.zeros(len(genes), dtype=np.int64)
         found[name] = np.asarray(spec.values)[index]
-        if hasattr(spec, "of"):
-            found[name] = ({**scope, **found}[spec.of] * found[name]).astype(np.int64)
+        if not isinstance(spec, Choice):
+            found[name] = following(spec, {**scope, **found}[spec.of], found[name])
     return found
 
 
@@ -213,7 +213,7 @@ def clear(space: Space, genes: Genes) -> Genes:
 
 FORMS = ("parameters", "blocks")
 """``"parameters"`` is ViT-ResNAS's (section 2.3), every architectural parameter by itself; ``"blocks"`` is S3's
-(appendix B.3, algorithm 3), depth and embedding of each stage first, then whole blocks."""
+(appendix A, algorithm 3), depth and embedding of each stage first, then whole blocks."""
 
 
 def mutate(

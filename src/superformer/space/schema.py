@@ -13,7 +13,7 @@ import numpy as np
 from superformer.errors import SpaceError, SuperformerError, nearest, shown
 from superformer.settings import LARGEST_PICTURE
 from superformer.space.arch import LARGEST, Values, is_whole
-from superformer.space.stage import Choice, Spec, Times
+from superformer.space.stage import Choice, Divided, Ratio, Spec, Times
 
 if TYPE_CHECKING:
     from superformer.families.network import Network
@@ -160,7 +160,8 @@ class Schema:
             wanted = f"a whole number from 1 to {most:,}"
             if not isinstance(spec, Choice):
                 numbers = all(isinstance(v, int | float) and 0 < v <= LARGEST for v in spec.values)
-                if name == "resolution" or not numbers or (isinstance(spec, Times) and not is_whole(spec.factor)):
+                whole = isinstance(spec, Ratio) or is_whole(spec.values[0])
+                if name == "resolution" or not numbers or not whole:
                     raise SpaceError(f"{what} {shown(spec)} does not make {name} {wanted}")
                 base = specs.get(spec.of)
                 if (base is not None and not isinstance(base, Choice)) or spec.of in self.words:
@@ -202,10 +203,13 @@ def _plain(value: Any) -> Any:
 
 
 def free_heads(space: Space) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """Stage, position, attention widths, head counts of blocks whose width is not declared as a multiple of heads."""
+    """Stage, position, attention widths, head counts of blocks in which both are chosen by themselves: the width is no
+    declared multiple of the heads, nor are the heads what it divides into."""
     for i, stage in enumerate(space.stages):
         for p, block in enumerate(stage.blocks):
-            if not (isinstance(block["attn"], Times) and block["attn"].of == "heads"):
+            attn, heads = block["attn"], block["heads"]
+            by_heads = isinstance(attn, Times) and attn.of == "heads"
+            if not by_heads and not (isinstance(heads, Divided) and heads.of == "attn"):
                 yield i, p, space.widths("attn", i, p), space.widths("heads", i, p)
 
 

@@ -28,7 +28,20 @@ from superformer.space.arch import CHECKS, Arch, Value, Values, plain
 from superformer.space.genes import Genes, Layout, Population
 from superformer.space.sampling import Limit
 from superformer.space.schema import family
-from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, read_space, scaled, spec_of, specs_of, written
+from superformer.space.stage import (
+    Choice,
+    Divided,
+    Ratio,
+    Spec,
+    Stage,
+    Times,
+    following,
+    read_space,
+    scaled,
+    spec_of,
+    specs_of,
+    written,
+)
 
 
 MOST = 10**300
@@ -77,6 +90,17 @@ class Space:
                     if any(len({scaled(b, v) for v in spec.values}) < len(spec.values) for b in bases):
                         same = f"two ratios of {name} in stage {i} give the same width"
                         raise SpaceError(f"{self.name}: {same}; leave one out")
+                    if isinstance(spec, Divided):
+                        self._check_divides(i, name, spec, self._bases(i, p, spec.of))
+
+    def _check_divides(self, stage: int, name: str, spec: Divided, bases: Iterable[Value]) -> None:
+        if not isinstance(spec.divisor, int) or spec.divisor < 1:
+            raise SpaceError(
+                f"{self.name}: {name} divides {spec.of} by {spec.divisor!r}: give a whole number from 1 on"
+            )
+        if odd := [b for b in bases if not isinstance(b, int) or b % spec.divisor]:
+            parts = f"{spec.of}={odd[0]} of stage {stage} does not divide by {spec.divisor}"
+            raise SpaceError(f"{self.name}: {parts}, which {name} needs: write multiples of {spec.divisor}")
 
     def _scopes(self) -> Iterable[tuple[set[str], Mapping[str, Spec]]]:
         yield set(self.choices), self.choices
@@ -120,7 +144,8 @@ class Space:
                 spec: Spec = specs[name]
                 if isinstance(spec, Choice):
                     return spec.values
-                return tuple({scaled(b, v) for b in self._bases(stage, position, spec.of) for v in spec.values})
+                bases = self._bases(stage, position, spec.of)
+                return tuple({following(spec, b, v) for b in bases for v in spec.values})
         return ()
 
     def widths(self, name: str, stage: int = 0, position: int = 0) -> tuple[int, ...]:
@@ -128,9 +153,13 @@ class Space:
         return tuple(sorted(int(v) for v in self._bases(stage, position, name)))
 
     def unit(self, name: str, stage: int, position: int) -> int:
-        """How many channels move together: a head's, where the value is a multiple of the number of heads."""
-        spec = self.stages[stage].blocks[position][name]
-        return spec.factor if isinstance(spec, Times) else 1
+        """How many channels move together: a head's, where the value is a multiple of the number of heads, or the heads
+        are what it divides into."""
+        block = self.stages[stage].blocks[position]
+        spec = block[name]
+        if isinstance(spec, Times):
+            return spec.factor
+        return next((s.divisor for s in block.values() if isinstance(s, Divided) and s.of == name), 1)
 
     def smallest(self) -> Arch:
         """The first value of every choice."""
@@ -328,6 +357,6 @@ def _narrowed(name: str, spec: Spec, limit: Any) -> Spec:
     for value in wanted:
         if value not in spec.values:
             raise SpaceError(f"{name}={value} is not in the space: possible are {', '.join(map(str, spec.values))}")
-    if isinstance(spec, Times):
+    if isinstance(spec, Times | Divided):
         return spec
     return replace(spec, values=tuple(v for v in spec.values if v in wanted))

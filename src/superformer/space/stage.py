@@ -1,7 +1,7 @@
 """Stages of a space, and the choices they declare.
 
-Choices are written as values (``heads=(3, 6, 12)``), as multiples of another value that are chosen from (`ratio`) or as
-a fixed multiple (`times`)."""
+Choices are written as values (``heads=(3, 6, 12)``), as multiples of another value that are chosen from (`ratio`), or
+follow from another value: a fixed multiple (`times`) or a fixed part (`divided`) of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,19 @@ class Times:
         return (self.factor,)
 
 
-Spec = Choice | Ratio | Times
+@dataclass(frozen=True)
+class Divided:
+    """Another value divided by a number, nothing to choose: ``divided(32, of="attn")``."""
+
+    divisor: int
+    of: str
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return (self.divisor,)
+
+
+Spec = Choice | Ratio | Times | Divided
 
 
 def ratio(*values: float, of: str) -> Ratio:
@@ -65,6 +77,10 @@ def ratio(*values: float, of: str) -> Ratio:
 
 def times(factor: int, of: str) -> Times:
     return Times(factor, of)
+
+
+def divided(by: int, of: str) -> Divided:
+    return Divided(by, of)
 
 
 def tenths(largest: int, parts: int = 1) -> tuple[int, ...]:
@@ -77,6 +93,12 @@ def scaled(base: Any, factor: Any) -> int:
     return int(base * factor)
 
 
+def following(spec: Ratio | Times | Divided, base: Any, value: Any) -> Any:
+    """What a value that depends on another one is: a number, or an array of them."""
+    found = base // value if isinstance(spec, Divided) else base * value
+    return found.astype(np.int64) if isinstance(found, np.ndarray) else int(found)
+
+
 def spec_of(name: str, given: object) -> Spec:
     """A choice as it may be written: as itself, as its values or as one value."""
     if isinstance(given, Mapping):
@@ -84,7 +106,7 @@ def spec_of(name: str, given: object) -> Spec:
     values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if isinstance(values, Sequence | range) and len(values) > MOST_VALUES:
         raise SpaceError(f"{name} has {len(values):,} values to choose from; at most {MOST_VALUES} are possible")
-    spec = given if isinstance(given, Choice | Ratio | Times) else Choice(tuple(plain(v) for v in values))
+    spec = given if isinstance(given, Choice | Ratio | Times | Divided) else Choice(tuple(plain(v) for v in values))
     if not spec.values:
         raise SpaceError(f"{name} has no value to choose from")
     if len(set(spec.values)) != len(spec.values):
@@ -264,15 +286,17 @@ def written(space: Space) -> str:
 
 
 def _specs_json(given: Mapping[str, Spec]) -> dict[str, Any]:
-    """Choices as JSON: a list of values, ``{ratio, of}`` or ``{times, of}``."""
+    """Choices as JSON: a list of values, ``{ratio, of}``, ``{times, of}`` or ``{divided, of}``."""
     out: dict[str, Any] = {}
     for name, spec in given.items():
         if isinstance(spec, Choice):
             out[name] = list(spec.values)
         elif isinstance(spec, Ratio):
             out[name] = {"ratio": list(spec.values), "of": spec.of}
-        else:
+        elif isinstance(spec, Times):
             out[name] = {"times": spec.factor, "of": spec.of}
+        else:
+            out[name] = {"divided": spec.divisor, "of": spec.of}
     return out
 
 
@@ -317,6 +341,9 @@ def _read_specs(given: Any, where: str) -> dict[str, Any]:
             out[name] = _build(f"{where}: {name}", ratio, value["ratio"], of=value["of"])
         elif set(value) == {"times", "of"}:
             out[name] = times(value["times"], of=value["of"])
+        elif set(value) == {"divided", "of"}:
+            out[name] = divided(value["divided"], of=value["of"])
         else:
-            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {shown(value)}")
+            forms = "a list of values, {ratio, of}, {times, of} or {divided, of}"
+            raise SpaceError(f"{where}: {name} must be {forms}, not {shown(value)}")
     return out

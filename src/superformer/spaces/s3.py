@@ -2,14 +2,15 @@
 networks, the supernet that S3 builds on.
 
 Section 4.1 gives {3, 3.5, 4} to the heads and {7, 8, 9} to the MLP ratio: the two lists are swapped, for 7, 8 and 9
-heads of 32 channels are the Q-K-V dimensions 224, 256 and 288 of the same sentence. The last stage has 7 x 7 tokens,
-where windows 7 and 14 are the same."""
+heads of 32 channels are the Q-K-V dimensions 224, 256 and 288 of the same sentence. So the Q-K-V dimension is what a
+block chooses, and what moves (by 64, two heads) when the space evolves; the heads follow: Q-K-V / 32. The last stage
+has 7 x 7 tokens, where windows 7 and 14 are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superformer.space import Space, Stage, ratio, times
+from superformer.space import Space, Stage, divided, ratio, times
 from superformer.space.arch import Arch, StageArch, Values
 from superformer.space.stage import scaled
 
@@ -18,7 +19,7 @@ HEAD = 32
 
 
 def _stage(*windows: int) -> Stage:
-    attention = {"window": windows, "heads": (7, 8, 9), "attn": times(HEAD, of="heads")}
+    attention = {"window": windows, "attn": (224, 256, 288), "heads": divided(HEAD, of="attn")}
     block = {**attention, "mlp": ratio(3, 3.5, 4, of="width")}
     return Stage(block, depth=(2, 3, 4), choices={"width": (224, 256, 288)})
 

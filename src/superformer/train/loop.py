@@ -38,22 +38,27 @@ from superformer.train.warm_start import from_settings
 
 
 def train(
-    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None
-) -> Run:
+    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None,
+    world: World | None = None,
+) -> Run:  # fmt: skip
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
-    ``changes`` are ``key=value`` words for a recipe given by name or file."""
-    world = World.join()
+    ``changes`` are ``key=value`` words for a recipe given by name or file. ``world``: the processes of a caller that
+    goes on with them."""
+    stays, world = world is not None, world or World.join()
     keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
         with torch_threads(settings.train.threads):
             return _train(settings, data_spec, Path(folder), world, quiet(console if world.first else None))
     finally:
-        world.leave()
+        if not stays:
+            world.leave()
 
 
 def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Console) -> Run:
-    run, space = Run(folder), space_of(recipe)
+    run = Run(folder)
+    # published spaces may be written otherwise in a later version: a run keeps its own
+    space = run.space() if run.recipe_file.exists() else space_of(recipe)
     img_size = recipe.img_size or space.img_size
     pictures = data.load(spec, recipe.data, img_size)
     steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)

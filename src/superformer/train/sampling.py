@@ -23,7 +23,7 @@ from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
 from superformer.space.costs import cost, skeleton
-from superformer.space.stage import Spec, Times
+from superformer.space.stage import Divided, Spec, Times
 
 ARCHS, SIDE, IDENTITY = 1, 2, 3
 """What a random stream is for."""
@@ -173,7 +173,7 @@ def warmup_space(space: Space, step: int, length: int) -> Space:
         return values[-enabled(len(values), step, length) :]
 
     def cut(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        return {k: s if isinstance(s, Times) else replace(s, values=last(s.values)) for k, s in specs.items()}
+        return {k: s if isinstance(s, Times | Divided) else replace(s, values=last(s.values)) for k, s in specs.items()}
 
     stages = []
     for stage in space.stages:

@@ -1,0 +1,143 @@
+"""What tokens attend to, over the picture (S3, figures 4 and 8; ViTAS v1, figure 4): the picture with the query marked
+by a cross, then a panel for each block (or each head of it) with its attention laid over the picture, the five
+strongest keys numbered, and what lies outside the query's window dimmed."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from superformer.draw.svg import Drawing, cut, element, style, text, wrapped
+
+PANEL, GAP, HEAD, EDGE, ACROSS = 184, 18, 62, 24, 5
+"""A panel's side; between panels; room for the title; around all; panels in a row."""
+FILLS = {"h": "ink", "i": "ink", "d": "dim"}
+LINES: dict[str, tuple[str, float | None]] = {"frame": ("edge", 1.0)}
+SQUARE: dict[str, Any] = {"width": PANEL, "height": PANEL, "preserveAspectRatio": "none", "class_": "over"}
+HOT = (255, 122, 0)
+"""The colour of attention."""
+DIMMED = 0.62
+"""How far what cannot be attended to is darkened."""
+LABEL = 11.0
+"""Size of the numbers."""
+
+
+def draw(found: Mapping[str, Any], id_: str = "sf-attention") -> Drawing:
+    """What `superformer.analysis.attention.attention_maps` found: ``picture`` (a data URI), ``about`` it, ``maps``."""
+    maps, of_class = found["maps"], found["maps"][0]["query"] is None
+    panels = 1 + len(maps)
+    across = min(panels, ACROSS)
+    rows = -(-panels // across)
+    width = 2 * EDGE + across * PANEL + (across - 1) * GAP
+    title = "What the class token attends to" if of_class else "What the token at + attends to"
+    lines = wrapped([str(found["about"]), "the five strongest keys are numbered"], width - 2 * EDGE, 11)
+    head = HEAD + 14 * (len(lines) - 1)
+    height = EDGE + head + rows * (PANEL + 30) + EDGE - 12
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{id_}" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">',
+        element("title", title),
+        style(
+            id_,
+            FILLS,
+            LINES,
+            {"h": "font-weight:600", "num": _halo("#fff", "#000c", 3), "over": "image-rendering:pixelated"},
+        ),
+        f"<defs>{element('image', id=f'{id_}-picture', href=found['picture'], **SQUARE)}</defs>",
+        element("rect", width=width, height=height, rx=10, class_="bg"),
+        text(EDGE, EDGE + 12, title, 15, "h"),
+        *(text(EDGE, EDGE + 31 + 14 * k, line, 11) for k, line in enumerate(lines)),
+    ]
+    for k, one in enumerate([None, *maps]):
+        x, y = EDGE + k % across * (PANEL + GAP), EDGE + head + k // across * (PANEL + 30)
+        out.append(f'<g transform="translate({x} {y})"><use href="#{id_}-picture"/>')
+        first = maps[0]
+        if one is None:
+            out += [*(_cross(first) if not of_class else ()), _below("the picture")]
+        else:
+            out += [_overlay(one), *_keys(one), *(_cross(one) if not of_class else ()), _below(_name(one))]
+        out += [element("rect", width=PANEL, height=PANEL, class_="frame"), "</g>"]
+    return Drawing("\n".join([*out, "</svg>", ""]))
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    which = f"head {one['head'] + 1} of {one['heads']}" if one["head"] is not None else f"mean of {one['heads']} heads"
+    return f"block {one['block']}, {which if one['heads'] > 1 else '1 head'}"
+
+
+def _below(words: str) -> str:
+    return text(0, PANEL + 15, cut(words, PANEL, 11), 11, "i")
+
+
+def _overlay(one: Mapping[str, Any]) -> str:
+    """Attention as a small picture, stretched: the more, the less transparent; what cannot be seen is dark."""
+    weights = np.asarray(one["map"], dtype=np.float64)
+    alpha = 0.86 * weights / max(weights.max(), 1e-12)
+    pixels = np.zeros((*weights.shape, 4), dtype=np.uint8)
+    pixels[..., :3], pixels[..., 3] = HOT, np.rint(255 * alpha)
+    pixels[~np.asarray(one["seen"], dtype=bool)] = (0, 0, 0, round(255 * DIMMED))
+    return element("image", href=png(pixels), **SQUARE)
+
+
+def png(pixels: Any) -> str:
+    """Pixels as a data URI."""
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _centre(one: Mapping[str, Any], row: float, col: float) -> tuple[float, float]:
+    rows, cols = one["grid"]
+    return (col + 0.5) * PANEL / cols, (row + 0.5) * PANEL / rows
+
+
+def _cross(one: Mapping[str, Any]) -> list[str]:
+    x, y = _centre(one, *one["query"])
+    path = f"M{x - 6:.1f} {y:.1f}h12M{x:.1f} {y - 6:.1f}v12"
+    return [
+        element("path", d=path, stroke=colour, stroke_width=wide, stroke_linecap="round", fill="none")
+        for colour, wide in (("#000", 5), ("#fff", 2.2))
+    ]
+
+
+def _keys(one: Mapping[str, Any]) -> list[str]:
+    """The strongest keys: a square around each, its number in it, or beside it where tokens are small."""
+    rows, cols = one["grid"]
+    squares, numbers = list[str](), list[str]()
+    taken = [_centre(one, *one["query"])] if one["query"] is not None else []
+    for rank, (row, col, side, _) in enumerate(one["top"], 1):
+        high, wide = side * PANEL / rows, side * PANEL / cols
+        x, y = col * PANEL / cols, row * PANEL / rows
+        box = {"x": x, "y": y, "width": wide, "height": high, "fill": "none"}
+        squares.append(element("rect", **box, stroke="#000", stroke_width=2.4))
+        squares.append(element("rect", **box, stroke="#fff", stroke_width=1.1))
+        centre = (x + wide / 2, y + high / 2)
+        at = _free(centre, taken, min(wide, high))
+        taken.append(at)
+        if max(abs(at[0] - centre[0]), abs(at[1] - centre[1])) > 1:
+            path = f"M{centre[0]:.1f} {centre[1]:.1f}L{at[0]:.1f} {at[1]:.1f}"
+            squares.append(element("path", d=path, stroke="#fff", stroke_width=0.8, stroke_opacity=0.8, fill="none"))
+        numbers.append(text(at[0], at[1] + 0.36 * LABEL, str(rank), LABEL, "num", "middle"))
+    return squares + numbers
+
+
+def _free(centre: tuple[float, float], taken: Sequence[tuple[float, float]], side: float) -> tuple[float, float]:
+    """Where a number hides neither its key, if that is small, nor another number: the nearest place."""
+    rings = [0.0] * (side >= LABEL) + [12.0, 20.0, 28.0, 36.0]
+    turns = np.arange(12) * np.pi / 6
+    for ring in rings:
+        for turn in turns if ring else turns[:1]:
+            x, y = centre[0] + ring * np.cos(turn), centre[1] - ring * np.sin(turn)
+            inside = 6 <= x <= PANEL - 6 and 6 <= y <= PANEL - 6
+            if inside and all(np.hypot(x - a, y - b) >= LABEL for a, b in taken):
+                return float(x), float(y)
+    return centre
+
+
+def _halo(fill: str, stroke: str, width: float) -> str:
+    return f"fill:{fill};stroke:{stroke};stroke-width:{width};paint-order:stroke;font-weight:700"
