@@ -74,6 +74,8 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
                 raise RecipeError(Recipe.unknown(name, path[:depth], "key=value"))
             section = section.model_fields[name].annotation
         node = tree
+        if path[0] == "space" and len(path) > 1 and isinstance(given_space := tree.get("space"), str):
+            tree["space"] = json.loads(_named_space(given_space).to_json())  # of which a part changes
         for name in path[:-1]:
             node = node.setdefault(name, {})
             if not isinstance(node, dict):
@@ -114,14 +116,19 @@ def space_of(recipe: Recipe) -> Space:
     given = recipe.space
     if isinstance(given, dict):
         space = Space.from_json(json.dumps({"name": recipe.name, **given}))
-    elif given.endswith(".json"):
-        try:
-            space = Space.from_json(Path(given).read_text())
-        except OSError as error:
-            raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
-        space = published_space(given)
+        space = _named_space(given)
     return space.narrow(**recipe.narrow) if recipe.narrow else space
+
+
+def _named_space(name: str) -> Space:
+    """A published space, or one in a file."""
+    if not name.endswith(".json"):
+        return published_space(name)
+    try:
+        return Space.from_json(Path(name).read_text())
+    except OSError as error:
+        raise RecipeError(f"the space {name} cannot be read: {error}") from error
 
 
 def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | None = None) -> dict[str, Any]:

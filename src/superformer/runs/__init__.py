@@ -133,7 +133,10 @@ class Run:
 
     def recipe(self) -> Recipe:
         where = str(self.recipe_file)
-        return from_tree(parse_yaml(self._text(self.recipe_file), where), where)
+        tree = parse_yaml(self._text(self.recipe_file), where)
+        if isinstance(own := tree.get("data"), dict):
+            own.setdefault("calibration", 0)  # a run from before this was a setting keeps what it did
+        return from_tree(tree, where)
 
     def space(self) -> Space:
         return Space.from_json(self._text(self.space_file))

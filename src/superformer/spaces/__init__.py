@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from superformer.errors import unknown
@@ -61,20 +60,24 @@ def arch(name: str) -> Arch:
 
 def supernet(
     space: Space | str, num_classes: int = 1000, sharing: Sharing | str = "ordinal", seed: int = 0,
-    drop_path: float = 0.0, **settings: Any,
+    drop_path: float = 0.0, dropout: float = 0.0, **settings: Any,
 ) -> Network:  # fmt: skip
     """The supernet of a space: ``net(x, arch)``. ``sharing``: ``"ordinal"``, ``"bilateral"`` or ``"cyclic"``.
-    ``settings`` of the family: ``in_chans``, for vit_res ``patch_head``."""
+    ``dropout``: before the classifier. ``settings`` of the family: ``in_chans``, for vit_res ``patch_head``."""
     own: Space = _find("space", space) if isinstance(space, str) else space
-    return family(own.family).create(own, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
+    net = family(own.family).create(own, num_classes, sharing, seed, **settings).set_drop_path(drop_path)
+    net.drop_rate = dropout
+    return net
 
 
 def model(
     name: str | Arch, num_classes: int = 1000, seed: int = 0, drop_path: float = 0.0, img_size: int | None = None,
     **settings: Any,
 ) -> Network:  # fmt: skip
-    """A stand-alone network, of a published architecture or of any other, with initial weights."""
+    """A stand-alone network, of a published architecture or of any other, with initial weights. For another
+    ``img_size`` its architecture changes as it does when a network is retrained (windows of Swin grow with the
+    pictures)."""
     own = arch(name) if isinstance(name, str) else name
     if img_size is not None:
-        own = replace(own, resolution=img_size)
+        own = family(own.family).rescaled(own, img_size)
     return supernet(point(own), num_classes, seed=seed, drop_path=drop_path, **settings)

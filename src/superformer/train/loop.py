@@ -59,7 +59,7 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
-    recipe = with_own_no_decay(run, recipe, len(pictures.classes))
+    recipe = with_own_no_decay(run, with_own_calibration(run, recipe), len(pictures.classes))
     run.check(recipe, facts)
 
     # what is wrong with the settings is found before anything is written
@@ -92,6 +92,13 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
             save_supernet(trainer.best, run.supernet_file, pictures.classes, **about)
         world.wait()
     return run
+
+
+def with_own_calibration(run: Run, recipe: Recipe) -> Recipe:
+    """The recipe; of a run from before ``data.calibration`` with what that run did, so that it can go on."""
+    if not run.recipe_file.exists() or run.recipe().data.calibration:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"calibration": 0})})
 
 
 def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
@@ -133,7 +140,8 @@ def build_trainer(
         )
     teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes)
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **heads)
+    drops = {"drop_path": settings.drop_path, "dropout": settings.dropout}
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
     if warm and (report := from_settings(net, recipe.start)) is not None:
         tell(report.text())
     net.to(world.device).train()
