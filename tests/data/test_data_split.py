@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superformer.data.dataset import balanced_subset, split
+from superformer.data.dataset import balanced_subset, classes_in_turn, split
 from superformer.errors import SuperformerError
 
 COUNTS = st.lists(st.integers(2, 40), min_size=2, max_size=6)
@@ -60,3 +60,15 @@ def test_a_subset_is_as_even_as_it_can_be(counts, n):
     assert (np.diff(chosen) > 0).all()
     taken = np.bincount(labels[chosen], minlength=len(counts))
     assert all(t == c or t >= taken.max() - 1 for t, c in zip(taken, counts, strict=True))
+
+
+@given(COUNTS, st.integers(1, 60), st.integers(0, 3))
+def test_classes_in_turn(counts, n, seed):
+    """Any number of the first ones, and any stretch, has the classes as equally as can be, however they lie."""
+    labels = labelled(counts)
+    order = classes_in_turn(labels, seed)
+    assert sorted(order) == list(range(len(labels)))
+    assert (order == classes_in_turn(labels, seed)).all()
+    found = np.bincount(labels[order[:n]], minlength=len(counts))
+    left = np.array(counts) > found  # of the others all are there
+    assert not left.any() or found[left].min() >= found.max() - 1
