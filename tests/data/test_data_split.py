@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from superformer.data import eval_batches
-from superformer.data.dataset import balanced_subset, load, split
+from superformer.data.dataset import balanced_subset, classes_in_turn, load, split
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -79,3 +79,15 @@ def test_a_subset_is_as_even_as_it_can_be(counts, n):
     assert (np.diff(chosen) > 0).all()
     taken = np.bincount(labels[chosen], minlength=len(counts))
     assert all(t == c or t >= taken.max() - 1 for t, c in zip(taken, counts, strict=True))
+
+
+@given(COUNTS, st.integers(1, 60), st.integers(0, 3))
+def test_classes_in_turn(counts, n, seed):
+    """Any number of the first ones, and any stretch, has the classes as equally as can be, however they lie."""
+    labels = labelled(counts)
+    order = classes_in_turn(labels, seed)
+    assert sorted(order) == list(range(len(labels)))
+    assert (order == classes_in_turn(labels, seed)).all()
+    found = np.bincount(labels[order[:n]], minlength=len(counts))
+    left = np.array(counts) > found  # of the others all are there
+    assert not left.any() or found[left].min() >= found.max() - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import superformer as sf
+from superformer import data
 from superformer.elastic.conv import BatchNorm
 from superformer.errors import SuperformerError
-from superformer.evaluation.evaluator import Evaluator, Race, needs_recalibration
+from superformer.evaluation.evaluator import Evaluator, Race, TrainedRun, calibration_batches, needs_recalibration
 from superformer.evaluation.prefix_tree import grow, prefix_order, walk
-from superformer.recipes import space_of
+from superformer.recipes import dump, resolve, space_of
+from superformer.runs import Run
+from superformer.search.scores import history_of
 from superformer.space.genes import mutate
 
 
@@ -133,3 +137,55 @@ def test_the_bound_of_a_race_is_exact_and_a_margin_only_lowers_it(pictures, need
     assert lost == ((right + pictures - seen) / pictures < needed)
     if lost:
         assert Race([needed], margin).lost(torch.tensor([right], dtype=torch.float64), seen, pictures)
+
+
+def sorted_by_class(folder: Path, classes: int = 40, each: int = 10) -> str:
+    """Class after class, as folders are; every pixel is the picture's class."""
+    labels = np.repeat(np.arange(classes), each)
+    images = np.broadcast_to(labels.astype(np.uint8)[:, None, None, None], (len(labels), 8, 8, 3))
+    np.savez(folder / "sorted.npz", images=images, labels=labels)
+    return str(folder / "sorted.npz")
+
+
+def seen(batch: torch.Tensor) -> list[int]:
+    return (255 * (batch[:, 0, 0, 0] * 0.5 + 0.5)).round().int().tolist()
+
+
+def test_calibration_sees_every_class_alike(tmp_path: Path) -> None:
+    words = ["data.augment=none", "data.search=1", "data.calibration=2"]
+    recipe = resolve("nasvit-laptop", words)
+    pictures = data.load(f"train={sorted_by_class(tmp_path)},test={tmp_path / 'sorted.npz'}", recipe.data, 32)
+    batches = list(map(seen, calibration_batches(pictures, recipe, 32, None)))
+    assert [len(b) for b in batches] == [64, 64]
+    for some, most in ((batches[0], 2), ([*batches[0], *batches[1]], 4)):
+        counts = np.bincount(some, minlength=40)
+        assert counts.max() == most
+        assert counts.min() >= most - 1, "a class that was never seen"
+        assert np.abs(np.diff(some)).mean() > 5, "neighbouring classes in a batch"
+    assert batches == list(map(seen, calibration_batches(pictures, recipe, 32, None)))
+    other = resolve("nasvit-laptop", [*words, "seed=1"])
+    assert batches != list(map(seen, calibration_batches(pictures, other, 32, None)))
+    many = resolve("nasvit-laptop", [*words, "data.calibration=64"])  # whole batches of the 360 that there are
+    assert [len(b) for b in calibration_batches(pictures, many, 32, None)] == [64] * 5
+
+
+def test_a_run_from_before_calibration_was_a_setting_keeps_its_own(tmp_path: Path) -> None:
+    """It is calibrated as before, so that its history still holds, and the words that began it go on with it."""
+    words = ["train.epochs=0.1", "watch.every=9", "data.calibration=1", "space.options.scale=none"]
+    run = sf.train("nasvit-laptop", "digits", tmp_path / "run", *words)
+    with history_of(TrainedRun.of(run)) as history:
+        now = history._subject
+    with history_of(TrainedRun.of(run)) as again:
+        assert again._subject == now
+    tree = run.recipe_file.read_text()
+    run.recipe_file.write_text(tree.replace("  calibration: 1\n", ""))
+    trained = TrainedRun.of(Run.open(tmp_path / "run"))
+    assert trained.recipe.data.calibration == 0
+    batches = list(calibration_batches(trained.pictures, trained.recipe, 32, None))
+    subset = data.eval_batches(trained.pictures.train, trained.recipe.data, 32, 64, limit=512)
+    assert all(torch.equal(a, b) for a, (b, _) in zip(batches, subset, strict=True))
+    with history_of(trained) as old:
+        assert old._subject != now, "evaluations with other statistics must not be mixed"
+        assert old.others == 0
+    sf.train("nasvit-laptop", "digits", tmp_path / "run", *words)  # no other settings
+    assert "calibration" in dump(run.recipe())

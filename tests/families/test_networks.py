@@ -9,6 +9,9 @@ from timm.optim import param_groups_layer_decay
 from torch.utils.flop_counter import FlopCounterMode
 
 import superformer as sf
+from superformer.families.network import Network
+from superformer.kernels.lockstep import masked_is_better
+from superformer.spaces import arch
 
 X = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
@@ -142,6 +145,49 @@ def test_other_inputs():
     small = sf.model("vitas_1g", num_classes=10, img_size=112)
     assert small(X[..., :112, :112]).shape == (2, 10)
     assert small.space.img_size == 112
+
+
+@pytest.mark.parametrize("name", ["s3_tiny", "s3_small", "s3_base"])
+def test_another_input_size_is_what_the_papers_and_retraining_have(name):
+    """S3 at 384 pixels has windows of 12 and 24 (section 4.3): one rule for sf.model, timm and retrain."""
+    own, published = arch(name), arch(f"{name}_384")
+    with torch.device("meta"):
+        nets = [sf.model(name, 5, img_size=384), timm.create_model(name, num_classes=5, img_size=384)]
+    for net in nets:
+        assert net.space.smallest() == published == type(net).rescaled(own, 384)
+
+
+@torch.no_grad()
+def test_a_rescaled_network_computes_as_the_published_one():
+    x = torch.randn(1, 3, 384, 384, generator=torch.Generator().manual_seed(0))
+    ours, published = (
+        sf.model(name, 5, seed=3, **size).eval() for name, size in (("s3_tiny", {"img_size": 384}), ("s3_tiny_384", {}))
+    )
+    assert torch.equal(ours(x), published(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("s3_tiny", 160), ("vit_resnas_tiny", 280), ("autoformer_tiny", 160),
+        ("twins_svt_s", 160), ("nasvit_a1", 160), ("resnet50_plain", 160),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_other_input_sizes_of_all_families(name, size):
+    net = sf.model(name, 5, img_size=size).eval()
+    assert net.space.img_size == size
+    assert net(X[:1, :, :1, :1].expand(-1, -1, size, size)).shape == (1, 5)
+
+
+def test_what_forward_says_of_modes_holds():
+    """Without a mode: sliced on the CPU, masked elsewhere from four architectures on."""
+    said = " ".join((Network.forward.__doc__ or "").split())
+    assert "parts run sliced on the CPU" in said
+    assert "other devices masked from four architectures on" in said
+    for parts in (1, 3, 4, 64):
+        assert not masked_is_better(X, parts)
+        assert masked_is_better(X.to("meta"), parts) == (parts >= 4)
 
 
 def test_extracted_networks_can_be_traced():

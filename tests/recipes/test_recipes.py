@@ -7,6 +7,7 @@ import timm
 import yaml
 
 import superformer as sf
+from superformer.data.augment import TimmTransform
 from superformer.recipes import (
     Recipe,
     RecipeError,
@@ -21,7 +22,7 @@ from superformer.recipes import (
     space_of,
 )
 
-PAPERS = ["nasvit", "s3", "vit-resnas", "vitas-deit", "vitas-resnet50", "vitas-twins", "vitas-v1"]
+PAPERS = ["alphanet", "nasvit", "s3", "vit-resnas", "vitas-deit", "vitas-resnet50", "vitas-twins", "vitas-v1"]
 
 
 def test_every_paper_has_both_scales():
@@ -49,6 +50,32 @@ def test_what_the_papers_say():
     assert resolve("nasvit").optimizer.weight_decay == 0
     assert resolve("vit-resnas").data.search == 25
     assert resolve("s3").train.drop_path == 0.2
+
+
+def test_alphanet():
+    """NASViT, table 5 and section 4.3: AlphaNet's regularisation, no teacher; "+ Ours" by the words it names."""
+    recipe = resolve("alphanet")
+    regular = (recipe.optimizer.weight_decay, recipe.train.drop_path, recipe.train.dropout)
+    assert (recipe.optimizer.name, recipe.train.epochs, *regular) == ("sgd", 360, 1e-5, 0.2, 0.2)
+    assert (recipe.loss.distill, recipe.loss.teachers, recipe.data.calibration) == ("alpha", (), 64)
+    assert "AutoAugment" in str(TimmTransform(recipe.data, 32)._transform)
+    words = [word.rstrip(";") for word in recipe.about.split('"+ Ours": ')[1].split() if "=" in word]
+    ours = resolve("alphanet", words)
+    assert (ours.optimizer.weight_decay, ours.train.drop_path, ours.train.dropout) == (0, 0, 0)
+    assert (ours.gradients.rule, ours.data.randaugment) == ("project", resolve("nasvit").data.randaugment)
+    assert {space_of(resolve(f"alphanet{scale}")).options["stages"].strip("c") for scale in ("", "-laptop")} == {""}
+
+
+def test_options_of_a_published_space_are_one_word():
+    """NASViT's scales (table 7) on the paper's own space, and on one that is written in the recipe."""
+    for name in ("nasvit", "nasvit-laptop"):
+        changed, plain = (space_of(resolve(name, words)) for words in (["space.options.scale=none"], []))
+        assert dict(changed.options) == {**plain.options, "scale": "none"}
+        assert (changed.name, changed.stages) == (plain.name, plain.stages)
+    with pytest.raises(sf.SuperformerError, match="no option 'scales': did you mean 'scale'"):
+        space_of(resolve("nasvit", ["space.options.scales=none"]))
+    with pytest.raises(sf.SuperformerError, match="did you mean 'nasvit'"):
+        resolve("nasvit", ["space=nasvitt", "space.options.scale=none"])
 
 
 def test_any_part_is_one_word():

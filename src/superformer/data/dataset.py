@@ -125,9 +125,16 @@ def balanced_subset(labels: Ints, n: int) -> Ints:
     return np.sort(by_class[np.argsort(rank, kind="stable")[:n]])
 
 
-def _shuffled_by_class(labels: Ints, counts: Ints, purpose: str) -> tuple[Ints, Ints]:
+def classes_in_turn(labels: Ints, seed: int) -> Ints:
+    """All indices, shuffled: first one picture of each class, in random order, then another of each, and so on. Any
+    number of the first ones has all classes as equally as can be, whatever the order of the pictures."""
+    by_class, rank = _shuffled_by_class(labels, np.bincount(labels), "turns", seed)
+    return by_class[np.lexsort((generator(seed, "turn").random(len(labels)), rank))]
+
+
+def _shuffled_by_class(labels: Ints, counts: Ints, purpose: str, seed: int = SPLIT_SEED) -> tuple[Ints, Ints]:
     """Indices of the pictures, class after class, each class in random order; and the rank of each in its class."""
-    shuffled = generator(SPLIT_SEED, purpose).permutation(len(labels))
+    shuffled = generator(seed, purpose).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return by_class, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -145,7 +152,7 @@ class Pictures:
         self.index = np.arange(len(labels)) if index is None else index
         self.labels = np.asarray(labels, dtype=np.int64)
         self._squares: dict[EvalTransform, Tensor] = {}
-        self._subsets: dict[int, Pictures] = {}
+        self._subsets: dict[tuple[int, int | None], Pictures] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -155,15 +162,16 @@ class Pictures:
         chosen = np.asarray(indices, dtype=np.int64)
         return Pictures(self.store, self.labels[chosen], self.classes, self.memory, self.index[chosen])
 
-    def subset(self, n: int) -> Pictures:
-        """Always the same ``n`` pictures (`balanced_subset`); their squares are kept."""
-        if n >= len(self):
+    def subset(self, n: int, seed: int | None = None) -> Pictures:
+        """Always the same ``n`` pictures (`balanced_subset`), in their order; or those that a seed draws, shuffled
+        (`classes_in_turn`). Their squares are kept."""
+        if n >= len(self) and seed is None:
             return self
-        if n not in self._subsets:
-            chosen = balanced_subset(self.labels, n)
-            own = self._subsets[n] = self.take(chosen)
+        if (n, seed) not in self._subsets:
+            chosen = balanced_subset(self.labels, n) if seed is None else classes_in_turn(self.labels, seed)[:n]
+            own = self._subsets[n, seed] = self.take(chosen)
             own._squares = {t: kept.index_select(0, torch.from_numpy(chosen)) for t, kept in self._squares.items()}
-        return self._subsets[n]
+        return self._subsets[n, seed]
 
     @cached_property
     def fingerprint(self) -> str:

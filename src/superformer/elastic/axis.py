@@ -130,10 +130,12 @@ class Visit:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of one architecture. ``grid``: rows and columns of tokens now; ``native``: at its own resolution."""
+    """A pass of one architecture. ``grid``: rows and columns of tokens now; ``native``: at its own resolution.
+    ``canvas``: rows and columns of pixels at which pictures run."""
 
     arch: Arch
     view: View
     stages: tuple[tuple[Visit, ...], ...]
     grid: tuple[int, int] = (0, 0)
     native: tuple[int, int] = (0, 0)
+    canvas: tuple[int, int] = (0, 0)

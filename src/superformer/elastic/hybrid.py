@@ -4,17 +4,20 @@ Maps are (batch, rows, columns, channels) all the way."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.layers import Branch, Cell, Layer, LayerNorm, Linear, Optional, PerChoice, Table, Widths, width
-from superformer.elastic.positions import Places, in_windows, out_of_windows, relative_bias
+from superformer.elastic.positions import Places, in_windows, lengths, out_of_windows, relative_bias
 from superformer.errors import SuperformerError
 from superformer.kernels.attention import split_heads, talking_heads
 from superformer.kernels.inverted import Inverted, inverted_residual
@@ -157,6 +160,28 @@ class TransformerAxes:
         return {**out, self.distances: 2 * (side // parts) - 1, self.depth: depth, self.count: side * side % 8}
 
 
+WINDOW = 7
+"""Tokens in a row of a window, about, where pictures are larger than a network's own (section 4.2)."""
+
+
+def window_counts(windows: Count, grid: tuple[Count, Count], larger: Any) -> tuple[Count, Count]:
+    """How many windows a map has below each other and side by side; numbers, or arrays over a population.
+
+    What was searched, as a square; but "to handle large input resolutions efficiently, we set the number of windows to
+    be the input feature map size divided by 7 instead of using our searched settings" (section 4.2): where the picture
+    is ``larger`` than the network's own, the nearest number to that in each direction."""
+    side = np.rint(np.sqrt(windows)).astype(int) if isinstance(windows, np.ndarray) else math.isqrt(windows)
+    fitting = [(n + WINDOW // 2) // WINDOW for n in grid]
+    down, across = (side + larger * (n + (n == 0) - side) for n in fitting)
+    return down, across
+
+
+def _pairs(length: Count, parts: Count) -> Count:
+    """Pairs of positions in the same window of a row that is cut into so many."""
+    short, longer = length // parts, length % parts
+    return longer * (short + 1) ** 2 + (parts - longer) * short**2
+
+
 class HybridMlp(Layer):
     """Two matrices with a swish and, as the paper has it, a depthwise convolution between them."""
 
@@ -179,9 +204,13 @@ class TransformerCell(Cell):
     """Attention and two MLPs (figure 6), each branch scaled by a learned vector.
 
     Attention: heads of few channels that talk before and after the softmax, v four times as wide and convolved
-    depthwise, a bias of relative positions. Scale (section 3, "switchable scaling layer"): ``"width"``, a vector for
-    each width of this layer; ``"tokens"``, as released, rows of one table for each depth of the stage and number of
-    tokens modulo 8, times 8 / width, the same for both MLPs."""
+    depthwise, a bias of relative positions. Windows are those of `window_counts`; where they do not divide the map,
+    some are a row or a column longer than others.
+
+    Scale (section 3, "switchable scaling layer"): ``"width"``, a vector for each width of this layer; ``"tokens"``, as
+    released, rows of one table for each depth of the stage and number of tokens modulo 8, times 8 / width, the same for
+    both MLPs. To compare with (table 7, and CaiT, whose idea it is): ``"shared"``, one vector, of which each width uses
+    its part; ``"none"``."""
 
     def __init__(self, axes: TransformerAxes, stage: int, options: Mapping[str, Any]):
         super().__init__()
@@ -196,48 +225,67 @@ class TransformerCell(Cell):
         self.talk1, self.talk2 = Linear(axes.heads, axes.heads), Linear(axes.heads, axes.heads)
         self.proj = Linear(axes.v, axes.width)
         self.mlp1, self.mlp2 = (HybridMlp(axes, bool(options["mlp_conv"])) for _ in range(2))
-        self.by_width = options["scale"] == "width"
-        names = ("attn", "mlp1", "mlp2") if self.by_width else ("attn", "mlp1")
+        self.scaling = str(options["scale"])
+        names = {"none": (), "tokens": ("attn", "mlp1")}.get(self.scaling, ("attn", "mlp1", "mlp2"))
         self.scales = nn.ModuleDict({name: self._new_scale() for name in names})
 
     def _new_scale(self) -> nn.Module:
-        if self.by_width:
+        if self.scaling == "width":
             return PerChoice("width", {w: Table(w, fill=1e-4) for w in self.axes.width.widths})
+        if self.scaling == "shared":
+            return Table(self.axes.width, fill=1e-4)
         return Table(self.axes.depth, self.axes.count, self.axes.width, fill=1e-4)
 
-    def _scale(self, name: str, view: View) -> Tensor:
+    def _scaled(self, y: Tensor, name: str, view: View) -> Tensor:
+        if self.scaling == "none":
+            return y
         channels = view[self.axes.width].width
-        own: Any = self.scales["mlp1" if name == "mlp2" and not self.by_width else name]
-        scale: Tensor = own[str(channels)](view) if self.by_width else own(view).flatten() * (8 / channels)
-        return scale
+        own: Any = self.scales["mlp1" if name == "mlp2" and self.scaling == "tokens" else name]
+        scale: Tensor = own[str(channels)](view) if self.scaling == "width" else own(view)
+        return y * (scale.flatten() * (8 / channels) if self.scaling == "tokens" else scale)
 
     def forward(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
         return self.second(self.first(self.attend(x, visit, at), visit, at), visit, at)
 
     def attend(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
-        view, windows = at.view, at.arch.stages[self.stage].choices.int("windows")
-        rows, cols = x.shape[1:3]
-        parts = round(windows**0.5)
-        if rows % parts or cols % parts:
-            what = f"a map of {rows} x {cols} does not divide into {windows} windows"
-            raise SuperformerError(f"{what}; use another picture size")
+        view = at.view
         maps = [layer.wanted(name, view) for layer in (self.talk1, self.talk2) for name in ("weight", "bias")]
-        table, w1, b1, w2, b2 = take(self.positions.wanted("weight", view), *maps)
+        table, *mixed = take(self.positions.wanted("weight", view), *maps)
         y = self.norm1(x, view)
-        qk, v = self.qk(y, view), self.v_conv(self.v(y, view), view)
-        grid = (rows // parts, cols // parts)
-        if parts > 1:
+        qk, v, heads = self.qk(y, view), self.v_conv(self.v(y, view), view), view[self.axes.heads].width
+        rows, cols = self._cut((int(x.shape[1]), int(x.shape[2])), at)
+        if len(rows) == len(cols) == 1:
+            y = self._windows(qk, v, (rows[0][1], cols[0][1]), heads, table, mixed)
+        else:  # rectangles of equal windows
+            strips = [
+                [self._windows(qk[:, r, c], v[:, r, c], (high, wide), heads, table, mixed) for c, wide in cols]
+                for r, high in rows
+            ]
+            y = torch.cat([torch.cat(strip, 2) for strip in strips], 1)
+        y = F.silu(self.proj(y, view)) if self.after else self.proj(F.silu(y), view)
+        return self._add(x, y, "attn", view)
+
+    def _cut(self, grid: tuple[int, int], at: Pass) -> list[list[tuple[slice, int]]]:
+        """How the rows and the columns of a map are cut into windows."""
+        larger = math.prod(at.grid) > math.prod(at.native)
+        counts = window_counts(at.arch.stages[self.stage].choices.int("windows"), grid, larger)
+        return [lengths(n, parts) for n, parts in zip(grid, counts, strict=True)]
+
+    def _windows(
+        self, qk: Tensor, v: Tensor, grid: tuple[int, int], heads: int, table: Tensor, maps: Sequence[Tensor]
+    ) -> Tensor:
+        """The attention of a map in windows of ``grid``: (batch, rows, columns, 4 * heads * head width)."""
+        down, across = qk.shape[1] // grid[0], qk.shape[2] // grid[1]
+        if down * across > 1:
             qk, v = in_windows(qk, *grid), in_windows(v, *grid)  # (batch * windows, rows, columns, channels)
-        tokens, heads = grid[0] * grid[1], view[self.axes.heads].width
+        tokens = grid[0] * grid[1]
         q, k = split_heads(qk.reshape(-1, tokens, 2, heads, self.head_dim))  # (batch, heads, tokens, head width)
         v = v.reshape(-1, tokens, heads, 4 * self.head_dim).transpose(1, 2)  # (batch, heads, tokens, 4 * head width)
         bias = relative_bias(table, grid, ((table.shape[0] + 1) // 2,) * 2)
+        w1, b1, w2, b2 = maps
         y = talking_heads(q, k, v, bias, (w1, b1, w2, b2), self.head_dim**-0.5).transpose(1, 2)
         y = y.reshape(-1, *grid, heads * 4 * self.head_dim)
-        if parts > 1:
-            y = out_of_windows(y, parts, parts)
-        y = F.silu(self.proj(y, view)) if self.after else self.proj(F.silu(y), view)
-        return self._add(x, y, "attn", view)
+        return out_of_windows(y, down, across) if down * across > 1 else y
 
     def first(self, x: Tensor, visit: Visit, at: Pass) -> Tensor:
         return self._add(x, self.mlp1(self.norm2(x, at.view), at.view), "mlp1", at.view)
@@ -249,20 +297,24 @@ class TransformerCell(Cell):
         return Branch(self.attend), Branch(self.first), Branch(self.second)
 
     def _add(self, x: Tensor, y: Tensor, name: str, view: View) -> Tensor:
-        return x + self.dropped(y * self._scale(name, view))
+        return x + self.dropped(self._scaled(y, name, view))
 
     def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
         return (Units((self.axes.qk, self.axes.v, self.axes.heads), self.axes.heads.size),)
 
     def places(self, net: Network, stage: int, visit: Visit, at: Pass) -> Places:
-        parts = round(at.arch.stages[stage].choices.int("windows") ** 0.5)
         where = Places.coordinates(grid := net.stage_grid(stage, at.grid))
-        own = in_windows(where, grid[0] // parts, grid[1] // parts).flatten(1, 2)
+        rows, cols = self._cut(grid, at)
+        if len(rows) > 1 or len(cols) > 1:
+            what = f"a map of {grid[0]} x {grid[1]} has windows of several sizes"
+            raise SuperformerError(f"{what}: look at its attention with pictures of another size")
+        own = in_windows(where, rows[0][1], cols[0][1]).flatten(1, 2)
         return Places.of(grid, own, own)
 
     def cost(self, widths: Widths, values: Mapping[str, Count], tokens: Count, grid: tuple[Count, Count]) -> Cost:
         channels, heads = width(self.axes.width, widths), width(self.axes.heads, widths)
-        pairs = tokens * (tokens // values["windows"])
+        down, across = window_counts(values["windows"], grid, values["larger"])
+        pairs = _pairs(grid[0], down) * _pairs(grid[1], across)
         talk = self.talk1.params(widths) + self.talk2.params(widths)
         cost = Cost(pairs * (channels + 2 * heads * heads + 4 * channels), talk + len(self.scales) * channels)
         for layer in (self.qk, self.v, self.v_conv, self.proj, self.mlp1, self.mlp2):

@@ -180,7 +180,7 @@ def plan(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: s
             column += 1
         stages.append(tuple(visits))
     view = MaskedView(masks_of([p.view for p in own], part_size, x), parts, net.sharing.joint, side)
-    return Pass(archs[0], view, tuple(stages), own[0].grid, own[0].native)
+    return Pass(archs[0], view, tuple(stages), own[0].grid, own[0].native, own[0].canvas)
 
 
 def plans(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: str) -> list[tuple[int, Pass]]:

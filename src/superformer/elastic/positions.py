@@ -37,10 +37,11 @@ def _pairs(grid: Grid, device: torch.device) -> Tensor:
 
 def relative_bias(table: Tensor, grid: Grid, native: Grid | None = None) -> Tensor:
     """The bias (heads, positions, keys) of a map or window from a table (distances of rows, of columns, heads), or from
-    its middle. If the map has another size than the table was learned for (``native``), the table is stretched.
+    its middle. In a direction that is longer than what the table was learned for (``native``), the table is stretched.
     Reading the table head by head makes the gradient four times as fast as reading all heads of each pair."""
-    if native is not None and native != grid:
-        size, picture = [2 * n - 1 for n in grid], table.permute(2, 0, 1)[None]  # (1, heads, rows, columns)
+    if native is not None and (grid[0] > native[0] or grid[1] > native[1]):
+        size, picture = [2 * max(pair) - 1 for pair in zip(grid, native, strict=True)], table.permute(2, 0, 1)[None]
+        # (1, heads, rows, columns)
         table = F.interpolate(picture, size=size, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
     for dim, n in enumerate(grid):
         if spare := table.shape[dim] - (2 * n - 1):
@@ -74,6 +75,15 @@ def in_windows(x: Tensor, rows: int, cols: int) -> Tensor:
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // rows, rows, width // cols, cols, channels).transpose(2, 3)
     return x.reshape(-1, rows, cols, channels)
+
+
+def lengths(length: int, parts: int) -> list[tuple[slice, int]]:
+    """A row of tokens in so many windows whose lengths differ by one at most: stretches of windows of one length."""
+    parts = min(parts, length)
+    short, longer = divmod(length, parts)
+    cut = longer * (short + 1)
+    both = ((slice(0, cut), short + 1), (slice(cut, length), short))
+    return [(where, side) for where, side in both if where.start < where.stop]
 
 
 def out_of_windows(x: Tensor, down: int, across: int) -> Tensor:

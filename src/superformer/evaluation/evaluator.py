@@ -37,8 +37,8 @@ Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 SPLITS = ("test", "search")
 TOGETHER, BATCH, LAP = 64, 256, 32
 """Networks of one tree; pictures of one batch, and of a race between two looks at who is left."""
-CALIBRATION_BATCHES, CALIBRATION_BATCH = 8, 64
-"""Batches of training pictures that batch norms are estimated on, and their size."""
+CALIBRATION_BATCH, ORDERED_BATCHES = 64, 8
+"""Pictures of a batch that batch norms are estimated on; batches of runs from before ``data.calibration``."""
 CORNERS = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
@@ -119,10 +119,23 @@ def sides_of(net: Network, recipe: Recipe) -> tuple[str, ...]:
 def calibration_batches(
     pictures: data.DataSet, recipe: Recipe, img_size: int, device: torch.device | None
 ) -> Iterator[Tensor]:
-    """Training pictures that batch norms are estimated on."""
-    most = CALIBRATION_BATCHES * CALIBRATION_BATCH
-    for x, _ in data.eval_batches(pictures.train, recipe.data, img_size, CALIBRATION_BATCH, limit=most):
+    """Training pictures that batch norms are estimated on: of all classes alike, shuffled by the recipe's seed, whole
+    batches of them (of fewer pictures one that is not). In runs from before ``data.calibration`` a fixed subset in the
+    order of the data set, class after class where that is its order."""
+    train, batches = pictures.train, recipe.data.calibration
+    if batches:
+        most = min(batches, len(train) // CALIBRATION_BATCH) * CALIBRATION_BATCH or len(train)
+        chosen = train.subset(most, recipe.seed)
+    else:
+        chosen = train.subset(ORDERED_BATCHES * CALIBRATION_BATCH)
+    for x, _ in data.eval_batches(chosen, recipe.data, img_size, CALIBRATION_BATCH):
         yield x.to(device)
+
+
+def calibration_key(net: Network, recipe: Recipe) -> str:
+    """What calibration changes of a sub-network's scores; nothing where nothing is estimated, or nothing was to set."""
+    batches = recipe.data.calibration if needs_recalibration(net) else 0
+    return f":{batches} batches of seed {recipe.seed}" if batches else ""
 
 
 class Evaluator:

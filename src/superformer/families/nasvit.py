@@ -41,12 +41,14 @@ OPTIONS: dict[str, Any] = {
     "squeeze_excite": "0010000",
     "head_dim": 8,  # channels of a head
     "norm": "token",  # layer norm of each token; released: "map", of all tokens and channels together
-    "scale": "width",  # a vector for each width and layer (section 3); released: "tokens", see TransformerCell
+    "scale": "width",  # a vector for each width and layer (section 3); released: "tokens"; "shared", "none" (table 7)
     "down": "depthwise",  # into a transformer stage: a 3x3 depthwise convolution (table 1); released: "mbconv"
     "activation": "after",  # of the attention, after its projection (appendix B.1); released: "before"
     "mlp_conv": True,  # a depthwise convolution inside the MLPs (appendix B.1); released: none
-    "resize": True,  # pictures are resized to the architecture's input size; off: they run at their own
+    "resize": True,  # to classify, pictures are resized to the architecture's input size; off: they run at their own
 }
+WORDS = {"norm": ("token", "map"), "scale": ("width", "tokens", "shared", "none"), "down": ("depthwise", "mbconv")}
+WORDS |= {"activation": ("after", "before")}
 RELEASED = {"norm": "map", "scale": "tokens", "down": "mbconv", "activation": "before", "mlp_conv": False}
 """The options that make the released networks."""
 
@@ -72,8 +74,7 @@ def rules(space: Space) -> Iterable[str]:
             wanted = f"a letter for each of {len(space.stages)} stages: {' or '.join(letters)}"
             yield f"the option {name}={option(name)!r} must have {wanted}"
             return
-    for name in ("norm", "scale", "down", "activation"):
-        known = (str(OPTIONS[name]), str(RELEASED[name]))
+    for name, known in WORDS.items():
         if option(name) not in known:
             yield f"the option {name} is {' or '.join(known)}, not {option(name)!r}"
     for i, kind in enumerate(option("stages")):
@@ -234,9 +235,8 @@ class NasVit(Network):
         return halved((height, width))
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        size = at.arch.resolution
-        if self.resizes and tuple(x.shape[-2:]) != (size, size):
-            x = F.interpolate(x, size=(size, size), mode="bicubic", align_corners=False)
+        if tuple(x.shape[-2:]) != at.canvas:
+            x = F.interpolate(x, size=at.canvas, mode="bicubic", align_corners=False)
         x = channels_last(x).permute(0, 2, 3, 1)  # (batch, rows, columns, channels)
         return self.stem_norm.after(self.stem, x, at.view, swish=True)
 
@@ -252,12 +252,12 @@ class NasVit(Network):
 
     def classify(self, x: Tensor, at: Pass) -> Tensor:
         mixed = F.silu(self.mix(self.pool(x), at.view))
-        return self.head(mixed, at.view) if self.head is not None else mixed
+        return self.head(self.drop_features(mixed), at.view) if self.head is not None else mixed
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         at = self.plan(self._arch(None), (self.space.img_size, self.space.img_size))
         mixed = F.silu(self.mix(self.pool(x), at.view))
-        return mixed if pre_logits or self.head is None else self.head(mixed, at.view)
+        return mixed if pre_logits or self.head is None else self.head(self.drop_features(mixed), at.view)
 
     @property
     def num_features(self) -> int:
@@ -287,6 +287,10 @@ class NasVit(Network):
         opening: MBConv = self.stage(stage).enter
         cost = opening.cost(widths, before, after)
         return cost if stage else cost + self.stem.cost(widths, before) + self.stem_norm.cost(widths)
+
+    def block_cost(self, stage: int, position: int, widths: Widths, values: Numbers, size: Size) -> Cost:
+        now, own = (math.prod(self.grid(values, *s)) for s in (size, (values["resolution"], values["resolution"])))
+        return super().block_cost(stage, position, widths, {**values, "larger": now > own}, size)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:
         rows, cols = self.cost_grid(len(self.stages) - 1, values, size)

@@ -138,7 +138,7 @@ class Network(TimmApi, nn.Module):
     def classify(self, x: Tensor, at: Pass) -> Any:
         """Tokens to logits; a family may take words of its own (``patches`` of vit_res)."""
         pooled = self.pool(x)
-        return self.head(pooled, at.view) if self.head is not None else pooled
+        return self.head(self.drop_features(pooled), at.view) if self.head is not None else pooled
 
     def masked_group(self, arch: Arch) -> object:
         """Architectures of one group can run in one masked pass."""
@@ -213,9 +213,10 @@ class Network(TimmApi, nn.Module):
         selections = {axis: self.sharing.select(axis, int(w), side) for axis, w in widths.items()}
         return View(selections, self.sharing.joint, side)
 
-    def plan(self, arch: Arch, size: tuple[int, int], side: str = "left") -> Pass:
-        """A pass of one architecture; the last ones are remembered."""
-        key = (arch, *(s.at for s in arch.stages), size, side)
+    def plan(self, arch: Arch, size: tuple[int, int], side: str = "left", own_size: bool = False) -> Pass:
+        """A pass of one architecture; the last ones are remembered. ``own_size``: pictures keep their size also in a
+        family that resizes them."""
+        key = (arch, *(s.at for s in arch.stages), size, side, own_size)
         found = self._plans.get(key)
         if found is None:
             self.sharing.check_side(side)
@@ -226,8 +227,9 @@ class Network(TimmApi, nn.Module):
             )
             values = {**arch.choices, "resolution": arch.resolution}
             native = self.grid(values, arch.resolution, arch.resolution)
-            grid = self.grid(values, *self.canvas(values, size))
-            found = Pass(arch, self.view(arch, side), stages, grid, native)
+            canvas = size if own_size else self.canvas(values, size)
+            grid = self.grid(values, *canvas)
+            found = Pass(arch, self.view(arch, side), stages, grid, native, canvas)
             if len(self._plans) >= PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = found
@@ -244,8 +246,9 @@ class Network(TimmApi, nn.Module):
         """Logits. With a list of architectures the batch is cut into equal parts, one for each, in order.
 
         ``mode`` (with a list): ``"sliced"`` runs each part at its own width, ``"masked"`` all parts in one pass at full
-        width; the numbers are the same. Without it the faster one is taken, which depends on the device. ``side``: with
-        bilateral sharing, which channels."""
+        width; the numbers are the same. Without it parts run sliced on the CPU, where that is always faster; on other
+        devices masked from four architectures on, in families that can (`superformer.kernels.lockstep`). ``side``:
+        with bilateral sharing, which channels."""
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             given = tuple(x.shape)
             raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {given}")

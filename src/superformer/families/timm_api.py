@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.elastic.axis import EMPTY
@@ -40,6 +41,9 @@ class TimmApi(abc.ABC):
     """Where intermediate features are taken: after each ``block`` (of the first stage) or after each ``stage``."""
     training_only: ClassVar[tuple[str, ...]] = ()
     """Prefixes of tensors that only training uses."""
+
+    drop_rate: float = 0.0
+    """Dropout before the classifier, in training (NASViT, table 5)."""
 
     space: Space
     num_classes: int
@@ -113,7 +117,11 @@ class TimmApi(abc.ABC):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The classifier of a stand-alone network."""
         x = self.pool(x)
-        return x if pre_logits or self.head is None else self.head(x, EMPTY)
+        return x if pre_logits or self.head is None else self.head(self.drop_features(x), EMPTY)
+
+    def drop_features(self, x: Tensor) -> Tensor:
+        """What the classifier reads, with dropout."""
+        return F.dropout(x, self.drop_rate, self.training) if self.drop_rate else x  # type: ignore[attr-defined]
 
     def forward_intermediates(
         self,
@@ -127,12 +135,13 @@ class TimmApi(abc.ABC):
         arch: Arch | None = None,
         side: str = "left",
     ) -> Any:
-        """Final features and those of the chosen levels (a list of them only, with ``intermediates_only``)."""
+        """Final features and those of the chosen levels (a list of them only, with ``intermediates_only``). Pictures
+        run at their own size, also in a family that otherwise resizes them: maps are what `reduction` says."""
         output_fmt = str(getattr(output_fmt, "value", output_fmt))
         if output_fmt not in ("NCHW", "NLC"):
             raise SuperformerError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         chosen = self._arch(arch)
-        at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side)
+        at = self.plan(chosen, (int(x.shape[-2]), int(x.shape[-1])), side, own_size=True)
         levels = self._levels(chosen)
         take = _taken(len(levels), indices)
         if norm and len({stage for _, stage in levels}) > 1:

@@ -67,7 +67,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 def of_earlier_version(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that was begun before runs had a format, in today's words: with what held then for settings
     that came later; cyclic sharing had other channels."""
-    was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}}
+    was = {"optimizer": {"own_no_decay": False}, "loss": {"teacher_size": "student"}, "data": {"calibration": 0}}
     out = merged(was, tree)
     if out["loss"].get("teacher_weight") == 1:  # was the default, where none says the same now
         out["loss"] = {**out["loss"], "teacher_weight": None}
@@ -112,6 +112,8 @@ def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict
                 raise RecipeError(Recipe.unknown(name, path[:depth], "key=value"))
             section = section.model_fields[name].annotation
         node = tree
+        if path[0] == "space" and len(path) > 1 and isinstance(given_space := tree.get("space"), str):
+            tree["space"] = json.loads(_named_space(given_space).to_json())  # of which a part changes
         for name in path[:-1]:
             node = node.setdefault(name, {})
             if not isinstance(node, dict):
@@ -152,18 +154,23 @@ def space_of(recipe: Recipe) -> Space:
     given = recipe.space
     if isinstance(given, dict):
         space = Space.from_json(json.dumps({"name": recipe.name, **given}))
-    elif given.endswith(".json"):
-        try:
-            space = Space.from_json(Path(given).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"the space {given} cannot be read: {error}") from error
     else:
-        space = published_space(given)
+        space = _named_space(given)
     if recipe.identity is not None:
         space = space.with_identities(recipe.identity)
     if recipe.private is not None:
         space = space.with_private(*recipe.private)
     return space.narrow(**{str(name): value for name, value in recipe.narrow.items()}) if recipe.narrow else space
+
+
+def _named_space(name: str) -> Space:
+    """A published space, or one in a file."""
+    if not name.endswith(".json"):
+        return published_space(name)
+    try:
+        return Space.from_json(Path(name).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the space {name} cannot be read: {error}") from error
 
 
 def single_network(recipe: Mapping[str, Any], weights: Weights, arch: Arch | None = None) -> dict[str, Any]:

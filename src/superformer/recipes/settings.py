@@ -185,6 +185,8 @@ class Data(SettingsBase):
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
+    # batches of 64 training pictures of all classes; 0: as runs have it that were begun before this was a setting
+    calibration: int = Field(64, ge=0, description="batches that a sub-network's batch norms are estimated on")
     repeats: int = Field(1, ge=1, description="repeated augmentation: times a picture appears, of as many fewer")
     workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
     memory: float = Field(2.0, ge=0, description="gigabytes of decoded pictures; larger sets are decoded each time")
@@ -276,6 +278,7 @@ class Train(SettingsBase):
     batch_size: int = Field(128, ge=1, description="of all processes together")
     accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
     drop_path: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what the classifier reads (NASViT, table 5)")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation and search")
     amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's; 1 is best for small networks")

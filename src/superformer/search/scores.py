@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from superformer.cost import cost
-from superformer.evaluation.evaluator import Evaluator, Race, Score, TrainedRun, sides_of
+from superformer.evaluation.evaluator import Evaluator, Race, Score, TrainedRun, calibration_key, sides_of
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.recipes.settings import Options
 from superformer.runs.processes import World
@@ -33,7 +33,7 @@ TIE = 1e-7
 def history_of(trained: TrainedRun, limit: int | None = None, readonly: bool = False) -> History:
     """What is known of a run's supernet on its search split, or on the first ``limit`` pictures of it."""
     sides = ",".join(sides_of(trained.net, trained.recipe))
-    split = f"{trained.pictures.search.fingerprint}:{limit}:{sides}"
+    split = f"{trained.pictures.search.fingerprint}:{limit}:{sides}{calibration_key(trained.net, trained.recipe)}"
     return History(trained.run.history_file, trained.run.fingerprint(), split, readonly=readonly)
 
 

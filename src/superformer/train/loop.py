@@ -181,7 +181,8 @@ def build_trainer(
     own_size = recipe.loss.teacher_size == "own"
     teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes, own_size)
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    net = supernet(space, len(classes), recipe.sharing, recipe.seed, recipe.train.drop_path, **heads)
+    drops = {"drop_path": settings.drop_path, "dropout": settings.dropout}
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
     if warm and (report := from_settings(net, recipe.start)) is not None:
         tell(report.text())
     net.to(world.device).train()

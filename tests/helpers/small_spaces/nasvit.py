@@ -18,8 +18,9 @@ def spaces(draw: st.DrawFn) -> Space:
     options["squeeze_excite"] = "".join(draw(st.sampled_from("01")) for _ in kinds)
     if released:
         options |= RELEASED
-    elif draw(st.booleans()):
-        options["resize"] = False
+    else:
+        options["scale"] = draw(st.sampled_from(("width", "shared", "none")))
+        options["resize"] = draw(st.booleans())
     sizes = draw(subset((16, 32))) if options.get("resize", True) else (16,)
     stages = []
     for i, kind in enumerate(kinds):
@@ -28,9 +29,7 @@ def spaces(draw: st.DrawFn) -> Space:
         if kind == "c" or released:
             choices |= convolution
         if kind == "t":
-            even = all(NasVit.map_sizes(size, str(options["strides"]))[i] % 2 == 0 for size in sizes) and options.get(
-                "resize", True
-            )
+            even = all(NasVit.map_sizes(size, str(options["strides"]))[i] % 2 == 0 for size in sizes)
             choices["mlp"] = draw(st.sampled_from((ratio(1, of="width"), ratio(1, 2, of="width"))))
             choices["windows"] = draw(subset((4, 1))) if even else (1,)
         stages.append(Stage({}, draw(subset((0, 1, 2))), choices))
