@@ -51,7 +51,9 @@ class Schema:
 
     ``stage`` may say for each stage of a space what it must choose. ``rules`` yields a sentence for everything that is
     wrong with a space. ``entry`` are those choices of a stage that only what leads into it depends on, no block and no
-    other stage: drawing within limits need not pair them."""
+    other stage: drawing within limits need not pair them. ``widths`` are the choices that count channels, which uniform
+    scaling (`superformer.cost.scaling`) moves, each in steps of a number or of the option of that name; ``opens``: the
+    layers of a stage before its blocks that count as blocks of its depth."""
 
     family: str
     choices: frozenset[str]
@@ -61,6 +63,8 @@ class Schema:
     weights: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rules: Callable[[Space], Iterable[str]] = lambda space: ()
     entry: frozenset[str] = frozenset()
+    widths: Mapping[str, int | str] = field(default_factory=lambda: {"width": 1, "attn": 1, "mlp": 1})
+    opens: int = 0
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:
         """Options in their one form: those that are not the default."""
