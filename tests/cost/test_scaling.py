@@ -187,6 +187,7 @@ def test_latency_and_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "SECONDS", 0.01)
+    monkeypatch.setattr(scaling, "MEASURED", 0.2)
     small = SPACE.smallest()
     assert sf.scaled(small, latency=2e-3, num_classes=10).family == "vit"
 

@@ -11,9 +11,11 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from superformer import data
+from superformer.cost.latency_table import LatencyTable
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
@@ -32,6 +34,7 @@ from superformer.train.channel_sort import sort_channels
 from superformer.train.display import Display, Metrics, Pace, watched
 from superformer.train.losses import load_teachers
 from superformer.train.optimizer import check_no_decay, unmatched
+from superformer.train.sampling import measured_identity
 from superformer.train.step import Outcome, Trainer
 from superformer.train.warm_start import from_settings
 
@@ -65,13 +68,18 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     # what is wrong with the settings is found before anything is written
     steps, tell = max(1, round(recipe.train.epochs * steps_per_epoch)), teller(console)
     warm = not list_checkpoints(run.checkpoints)
-    trainer = build_trainer(recipe, space, pictures.classes, steps, steps_per_epoch, world, warm=warm, tell=tell)
+    own, table = identity_of(run, recipe, space, len(pictures.classes), img_size, world, tell)
+    facts |= {"identity": own.sampling.identity} if own is not recipe else {}
+    trainer = build_trainer(own, space, pictures.classes, steps, steps_per_epoch, world, warm=warm, tell=tell)
     if not run.recipe_file.exists():
         check_no_decay(recipe.optimizer.no_decay, trainer.net)
 
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
+            if table is not None:
+                device = table.device
+                table.save(run.folder / LatencyTable.file_name(table.runtime, table.threads, table.batch, device))
             note_command(run.folder)
         world.wait()
         with warnings.catch_warnings(record=True) as told:
@@ -105,6 +113,27 @@ def with_own_no_decay(run: Run, recipe: Recipe, num_classes: int) -> Recipe:
     if own != given:
         return recipe
     return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"no_decay": words})})
+
+
+def identity_of(
+    run: Run, recipe: Recipe, space: Space, num_classes: int, img_size: int, world: World, tell: Tell
+) -> tuple[Recipe, LatencyTable | None]:
+    """The recipe with the probability of identities itself, where that depends on what is measured: measured once, by
+    the first process; a run that goes on has it among its facts, and so draws the same networks."""
+    found, table = None, None
+    if run.recipe_file.exists():
+        found = run.facts().get("identity")
+    elif world.first and (
+        measured := measured_identity(space, recipe, num_classes, img_size, str(world.device).partition(":")[0])
+    ):
+        found, table = measured
+        tell(f"identities are drawn with probability {found:g}, by the times of {table.fit.networks} networks")
+    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.device)
+    world.spread([shared])
+    if math.isnan(probability := float(shared)):
+        return recipe, None
+    sampling = recipe.sampling.model_copy(update={"identity": probability})
+    return recipe.model_copy(update={"sampling": sampling}), table
 
 
 def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
