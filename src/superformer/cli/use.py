@@ -88,7 +88,7 @@ def models(
         console.print(f"\nThe picture is in {escape(draw)}", highlight=False, soft_wrap=True)
 
 
-def scaled_model(arch: Any, summary: Mapping[str, Any], budget: Mapping[str, float]) -> tuple[Any, dict[str, Any]]:
+def scaled_model(arch: Any, summary: Mapping[str, Any], budget: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A network scaled to a budget, and what is told of it."""
     from superformer.cost import cost
     from superformer.cost.scaling import scaled
@@ -96,9 +96,9 @@ def scaled_model(arch: Any, summary: Mapping[str, Any], budget: Mapping[str, flo
 
     found = scaled(arch, **budget)
     counted = cost(point(found), found)
-    costs = {"macs": int(counted.macs[0]), "params": int(counted.params[0])}
-    told = {k: v for k, v in summary.items() if k not in costs and k != "key"}
-    return found, {**told, "key": found.key, **costs, "scaled_from": arch.key}
+    now: dict[str, Any] = {"blocks": "+".join(str(len(s.blocks)) for s in found.stages), "key": found.key}
+    now |= {"macs": int(counted.macs[0]), "params": int(counted.params[0])}
+    return found, {**summary, **now, "scaled_from": arch.key}
 
 
 @app.command()
