@@ -1,8 +1,8 @@
 """Does a search find better networks than chance, on the test set? One JSON line for each laptop recipe.
 
 A trained run of each recipe is copied and searched with its own method below the median MACs of its space. The best
-network is then set against 50 random ones within the same limit, and against 50 that use it up (from 0.9 of it on), on
-the test pictures, which nothing has seen before.
+network is then set against 50 random ones within the same limit, against 50 that use it up (from 0.9 of it on), and
+against the largest network uniformly scaled to it, on the test pictures, which nothing has seen before.
 
 python benchmarks/found.py [--runs FOLDER] [--seeds N] [--latency] [RECIPE ...]
 
@@ -86,6 +86,7 @@ def _compare(folder: Path, seeds: int) -> dict[str, Any]:
         for name, low in (("within the limit", 0), ("near the limit", NEAR))
     }
     own = np.asarray(judge.scores([sf.Arch.from_json(json.dumps(row["arch"])) for row in found]))
+    by_hand = [sf.Arch.from_json(json.dumps(row["arch"])) for row in [front["baseline"]] if row is not None]
     return {
         "macs_max": limit,
         "search_seconds": seconds,
@@ -98,6 +99,7 @@ def _compare(folder: Path, seeds: int) -> dict[str, Any]:
         "found_loss": [float(v) for v in own[:, 1]],
         "found_macs": [row["macs"] for row in found],
         "found_on_the_search_split": [100 * row["accuracy"] for row in found],
+        "by_hand": [100 * a for a in judge(by_hand)],
         "random": {name: _against(own, np.asarray(judge.scores(archs))) for name, archs in pools.items()},
     }
 

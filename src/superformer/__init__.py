@@ -16,6 +16,7 @@ and so answers at once where it needs neither torch nor timm."""
 if not COMMAND:
     from superformer import kernels, sharing
     from superformer.cost import cost
+    from superformer.cost.scaling import scaled
     from superformer.draw import draw
     from superformer.elastic.conv import recalibrate
     from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
@@ -32,5 +33,5 @@ if not COMMAND:
 __all__ = [
     "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost",
     "divided", "draw", "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe", "register_family",
-    "register_model", "retrain", "sharing", "space", "spaces", "supernet", "times", "train",
+    "register_model", "retrain", "scaled", "sharing", "space", "spaces", "supernet", "times", "train",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from superformer import files
 from superformer.analysis.bench import bench
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
+from superformer.cost.scaling import origins, scaled
 from superformer.draw.evolution import draw
 from superformer.errors import InfeasibleError
 from superformer.interop.export import export
@@ -26,7 +26,7 @@ from superformer.report import write
 from superformer.runs import Run, stored
 from superformer.runs.storage import load_supernet
 from superformer.search import search
-from superformer.search.space_evolution import dimensions, evolve_space
+from superformer.search.space_evolution import evolve_space
 from superformer.space import Space
 from superformer.space.arch import Arch
 from superformer.train.retrain import network_to_export, retrain
@@ -107,16 +107,11 @@ def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) 
 
 
 def handmade(space: Space, macs: float, num_classes: int) -> Arch:
-    """What one would draw by hand for so many MACs: every stage as deep in its list as the others, every width as wide,
-    every MLP, too."""
-    archs = []
-    for deep, wide, hidden in itertools.product(np.linspace(0, 1, 5), repeat=3):
-        uniform = space
-        for dimension in dimensions(space):
-            share = {"depth": deep, "mlp": hidden}.get(dimension.name, wide)
-            uniform = dimension.at(uniform, dimension.values[round(share * (len(dimension.values) - 1))])
-        archs.append(uniform.largest())
-    return archs[int(np.argmin(np.abs(cost(space, archs, num_classes=num_classes).macs - macs)))]
+    """What one would draw by hand for so many MACs: the largest network of the space, scaled."""
+    for arch in origins(space):
+        with suppress(InfeasibleError):
+            return scaled(arch, macs=macs, space=space, num_classes=num_classes)
+    return space.smallest()
 
 
 def _random(space: Space, macs: float, num_classes: int) -> Arch:

@@ -181,6 +181,23 @@ def test_every_evaluation_is_a_point(run: Path, browser: Browser) -> None:
         assert front["best"] in shown.locator("#chosen h3").inner_text()
 
 
+def test_what_one_would_draw_by_hand_is_beside_the_front(
+    searched: Path, run: Path, tmp_path: Path, browser: Browser
+) -> None:
+    by_hand = json.loads((run / "front.json").read_text())["baseline"]
+    with Opened(browser, run) as shown:
+        mark = shown.locator("#front-chart path.hand[role=img]")
+        assert mark.count() == 1
+        assert f"{by_hand['key']}, by hand: accuracy" in (mark.get_attribute("aria-label") or "")
+        assert "by hand: the largest, scaled" in shown.locator("#front-chart").inner_text()
+        assert by_hand["key"] in shown.locator("#front table tbody tr").last.inner_text()
+    # a front of before has none
+    old = shutil.copytree(searched, tmp_path / "old")
+    front = json.loads((old / "front.json").read_text())
+    _json(old / "front.json", {k: v for k, v in front.items() if k != "baseline"})
+    assert "by hand" not in write(old).read_text().split("<script")[0]
+
+
 def test_a_click_draws_the_network(run: Path, browser: Browser) -> None:
     archs = {key.partition("@")[0]: json.loads(arch) for key, arch in _evaluated(run)}
     with Opened(browser, run, viewport={"width": 1200, "height": 900}) as shown:

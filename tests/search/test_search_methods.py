@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import superformer as sf
+from superformer.cost import cost
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.recipes.settings import METHODS, Evolution, method_with_changes
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical
 from superformer.settings import SettingsBase
+from superformer.space import Space, Stage
 
 SMALL = {
     "evolution": {"first": 12, "rounds": 4, "parents": 4, "mutants": 6, "crossovers": 6},
@@ -214,3 +216,56 @@ def test_a_method_of_ones_own(known):
             register("mine", Mine, One)
     finally:
         METHODS.pop("mine")
+
+
+BLOCK = Space(
+    "blocks",
+    "vit",
+    (Stage({"heads": (1, 2), "attn": (8, 16), "mlp": (16, 32, 48)}, depth=range(1, 13), tied=True),),
+    {"patch_size": 8, "width": (8, 16, 24)},
+    32,
+)
+
+
+@given(st.floats(0.02, 1), st.sampled_from(("exhaustive", "nsga2", "random", "evolution")))
+@settings(max_examples=20)
+def test_the_budget_sets_the_depth_of_a_block(share: float, name: str) -> None:
+    """ViTAS v1, section 3.2 and appendix E: of each block as many as the budget allows; one more would be too many."""
+    least, most = cost(BLOCK, [BLOCK.smallest(), BLOCK.largest()], 10).macs
+    limit = float(least + share * (most - least))
+    problem = Problem.of(BLOCK, ("accuracy", "macs"), {"macs": (0, limit)}, num_classes=10)
+    own = Problem(BLOCK, problem.objectives, problem.costs, problem.limits, 0, 10, deepest=True)
+    changes = {"nsga2": {"population": 8, "generations": 3}, "random": {"evaluations": 12}}
+    search = method(own, name, **changes.get(name, {"first": 8, "rounds": 2} if name == "evolution" else {}))
+    asked = []
+    while len(genes := search.ask()):
+        asked.append(genes)
+        macs = own.costs(genes)["macs"]
+        search.tell(genes, np.stack([macs, macs], 1))
+    rows = np.concatenate(asked)
+    (column, depths) = own._deepened[0]
+    assert own.feasible(rows).all()
+    deeper = rows[rows[:, column] < depths - 1]
+    deeper[:, column] += 1
+    assert not own.feasible(deeper).any()
+    if name == "exhaustive":  # every block that fits at all, once: 36 instead of 432 rows
+        blocks = np.delete(rows, column, 1)
+        assert len(np.unique(blocks, axis=0)) == len(blocks)
+        fits = every(BLOCK)[problem.feasible(every(BLOCK))]
+        assert len(blocks) == len(np.unique(np.delete(fits, column, 1), axis=0))
+
+
+def test_found_depths_follow_the_budget() -> None:
+    """With the same block the depth grows with the budget, one by one."""
+    narrow = BLOCK.narrow(width=16, heads=2, attn=16, mlp=32)
+    macs = cost(narrow, every(narrow), 10).macs
+    for depth, limit in enumerate(macs, 1):
+        own = Problem.of(narrow, ("accuracy",), {"macs": (0, float(limit))}, num_classes=10)
+        found = method(Problem(narrow, own.objectives, own.costs, own.limits, 0, 10, deepest=True), "exhaustive").ask()
+        assert [a.depth for a in narrow.decode(found)] == [depth]
+
+
+def test_depths_that_no_budget_can_set(known) -> None:
+    problem = known.problem()
+    with pytest.raises(SuperformerError, match="depth=budget needs a stage of equal blocks"):
+        Problem(problem.space, problem.objectives, problem.costs, deepest=True)

@@ -15,11 +15,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from helpers.training import command, environment, superformer
 from hypothesis import given
 from hypothesis import strategies as st
 
 import superformer as sf
+from superformer.cost.runtimes import measuring_device
 from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
 from superformer.evaluation.evaluator import Score, evaluate
@@ -203,6 +205,49 @@ def test_a_latency_limit(trained: Path) -> None:
     found = search(trained, {"latency": (0, 1.0)}, "evolution", words)
     assert found["objectives"] == ["accuracy", "latency"]
     assert all(row["measured"] > 0 for row in found["front"][:12])
+
+
+def test_what_one_would_draw_by_hand_is_set_beside_the_front(trained: Path) -> None:
+    """The largest network, scaled to the limit: evaluated with the same supernet, no candidate, and a word for it."""
+    found = search(trained, {"macs": (0, 2.2e5)}, "random", {"evaluations": 6})
+    row, space = found["baseline"], sf.Run.open(trained).space()
+    arch = sf.Arch.from_json(json.dumps(row["arch"]))
+    assert row["key"] == arch.key
+    assert arch in space
+    assert 1.5e5 < row["macs"] == sf.cost(space, [arch], num_classes=10).macs[0] <= 2.2e5
+    assert arch == sf.Run.open(trained).arch("baseline")
+    assert row["accuracy"] == pytest.approx(evaluate(trained, ["baseline"], "search")[0]["accuracy"])
+    with sqlite3.connect(trained / "history.db") as db:
+        assert db.execute("SELECT count(*) FROM evaluations").fetchone() == (found["evaluated"],) == (6,)
+    # without limits it has the MACs of the best
+    again = search(trained, {}, "random", {"evaluations": 6})
+    best = next(r["macs"] for r in again["front"] if r["key"] == again["best"])
+    assert again["baseline"]["macs"] <= best
+    # front.json of before has none
+    (trained / "front.json").write_text(json.dumps({k: v for k, v in found.items() if k != "baseline"}))
+    with pytest.raises(SuperformerError, match="unknown architecture 'baseline'"):
+        sf.Run.open(trained).arch("baseline")
+
+
+def test_networks_are_measured_where_they_are_asked_to_be(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of another device is another file; here of torch's device without numbers, which any machine has."""
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    words = {"evaluations": 3, "table_seconds": 0.2, "throughput_batch": 4, "device": "meta"}
+    found = search(trained, {"throughput": (1, np.inf)}, "random", words)
+    table = json.loads((trained / "latency-eager-1-4-meta.json").read_text())
+    assert table["device"] == found["device"] == "meta"
+    assert all(row["measured_throughput"] > 0 for row in [*found["front"], found["baseline"]])
+    search(trained, {"throughput": (1, np.inf)}, "random", words | {"device": "cpu"})
+    assert json.loads((trained / "latency-eager-1-4.json").read_text())["device"] == "cpu"
+    with pytest.raises(SuperformerError, match="device=nowhere cannot be used here"):
+        search(trained, {"latency": (0, 1)}, "random", words | {"device": "nowhere"})
+    with pytest.raises(SuperformerError, match="runtime=onnx measures on the CPU"):
+        search(trained, {"latency": (0, 1)}, "random", words | {"runtime": "onnx"})
+
+
+def test_the_worlds_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, runtime, expected in (("cuda:1", "eager", "cuda"), ("cpu", "eager", "cpu"), ("cuda:1", "onnx", "cpu")):
+        assert measuring_device(None, torch.device(device), runtime) == expected
 
 
 def test_a_machine_that_became_slower_is_told_of() -> None:

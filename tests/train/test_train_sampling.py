@@ -6,6 +6,8 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +19,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import superformer as sf
+from superformer.cost.latency_table import LatencyTable
 from superformer.recipes import Recipe
-from superformer.train import sampling
+from superformer.recipes.settings import Identity, Sampling
+from superformer.runs.storage import load_supernet
+from superformer.train import loop, sampling
+from superformer.train.loop import train
 from superformer.train.sampling import Sampler, Turn
 
 SMALL = sf.Space(
@@ -333,3 +339,76 @@ def test_windows_that_cannot_be_met():
         sampler(SMALL, identity=(1, 2))
     with pytest.raises(sf.SuperformerError, match="over=architectures"):
         sampler(SKIPPED, identity=(1, None), over="architectures")
+
+
+# --- the probability for other budgets than MACs ---
+
+
+def clock(space: sf.Space, seconds: float = 1e-9) -> LatencyTable:
+    """A table of a machine whose time is its MACs."""
+
+    def timer(archs, _):
+        return [1e-4 + seconds * m for m in sf.cost(space, archs, 10).macs]
+
+    return LatencyTable.build(space, 10, networks=24, batch=4, timer=timer)
+
+
+@given(st.sampled_from(("params", "latency", "throughput")), st.integers(20, 80))
+@settings(max_examples=12)
+def test_the_expected_cost_lies_in_the_window(name: str, hundredths: int) -> None:
+    """B = E[B(alpha)], for every kind of budget: the expected cost of some probability is met by it or a neighbour."""
+    table, other = clock(SKIPPED), sampling.with_identities(SKIPPED, hundredths / 100)
+    genes = other.sample_genes(sampling.SAMPLES, np.random.default_rng([0, 3]))
+    time = table.latency(SKIPPED, genes).mean()
+    value = {"params": sf.cost(SKIPPED, genes, 10).params.mean(), "latency": time, "throughput": table.batch / time}
+    wanted = Identity(**{name: (0.999 * value[name], 1.001 * value[name])})
+    own = sampling.with_budget(SKIPPED, wanted, [0, 3], 10, None, None if name == "params" else table)
+    assert next(s.skip for s in own.stages if s.free) == pytest.approx(hundredths / 100, abs=0.011)
+
+
+def test_a_pair_still_means_macs_and_a_number_a_probability() -> None:
+    pair = sampler(SKIPPED, identity=(1.0, None)).space
+    assert pair == sampler(SKIPPED, identity=Identity(macs=(1.0, None))).space
+    assert {s.skip for s in sampler(SKIPPED, identity=0.25).space.stages if s.free} == {0.25}
+    read = recipe_with(identity={"throughput": [900, 1000], "batch": 256})
+    again = type(read).model_validate(read.model_dump(mode="json"))
+    assert again.sampling == read.sampling
+    assert again.sampling.identity == Identity(throughput=(900, 1000), batch=256)
+    for wrong, told in (
+        ({"throughput": [1, 2], "macs": [1, 2]}, "one of macs, params, latency, throughput"),
+        ({"thruput": [1, 2]}, "did you mean 'throughput'"),
+        (1.5, "between 0 and 1"),
+        ("much", "or a probability is needed"),
+        (True, "or a probability is needed"),
+    ):
+        with pytest.raises(sf.SuperformerError, match=told):
+            Sampling.read({"identity": wrong}, "sampling")
+    with pytest.raises(sf.SuperformerError, match="needs a table of times"):
+        sampler(SKIPPED, identity=Identity(latency=(0, 1)))
+    with pytest.raises(sf.InfeasibleError, match=r"pictures a second.*lower the window"):
+        sampling.with_budget(SKIPPED, Identity(throughput=(1e9, None)), [0, 3], 10, None, clock(SKIPPED))
+
+
+def test_what_was_measured_is_a_fact_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured once; a run that is stopped and goes on asks no clock again and ends with the same weights."""
+    table = clock(SKIPPED)
+    limit = table.batch / table.latency(SKIPPED, SKIPPED.sample(500, 1)).mean()
+    monkeypatch.setattr(LatencyTable, "build", staticmethod(lambda *a, **k: table))
+    words = {"identity": {"throughput": [0.9 * limit, 1.1 * limit], "batch": 4, "seconds": 0.1}}
+    tree = {"name": "measured", "space": json.loads(SKIPPED.to_json()), "sampling": words}
+    tree |= {"train": {"epochs": 2, "batch_size": 256}, "data": {"augment": "none"}, "watch": {"networks": 0}}
+    own = Recipe.model_validate(tree)
+    whole = train(own, "digits", tmp_path / "whole")
+    assert whole.facts()["identity"] == pytest.approx(0.5, abs=0.2)
+    assert json.loads((whole.folder / "latency-eager-1-4.json").read_text())["batch"] == 4
+    assert whole.recipe() == own
+
+    cut = Recipe.model_validate({**tree, "watch": {"networks": 0, "checkpoint_steps": 1}})
+    killed = mock.patch.object(loop._Loop, "_check", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):
+        train(cut, "digits", tmp_path / "cut")
+    monkeypatch.setattr(LatencyTable, "build", mock.Mock(side_effect=AssertionError("measured again")))
+    resumed = train(cut, "digits", tmp_path / "cut")
+    assert resumed.facts()["identity"] == whole.facts()["identity"]
+    one, two = (load_supernet(r.supernet_file).state_dict() for r in (whole, resumed))
+    assert all(torch.equal(one[k], two[k]) for k in one)

@@ -38,12 +38,14 @@ def _arg(metavar: str, told: str) -> Any:
 
 FOLDERS = "a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH"
 DATA = f"digits (embedded); {FOLDERS}; or a timm reader."
-WHICH = "best, smallest, largest, a key of the front, or a JSON file"
+WHICH = "best, baseline, smallest, largest, a key of the front, or a JSON file"
 
 Word = str | None
 Words = list[str] | None
 Name = Annotated[Word, typer.Argument(help="Show one of them in full.")]
 DrawFile = Annotated[Word, _opt("--draw", "FILE.svg", "Write a picture of the network to this file, too.")]
+ScaledMacs = Annotated[Word, _opt("--macs", "600M", "With NAME: scaled uniformly to these multiply-accumulates.")]
+ScaledParams = Annotated[Word, _opt("--params", "5M", "With NAME: scaled uniformly to these parameters.")]
 RecipeName = Annotated[str, _opt("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")]
 DataSpec = Annotated[str, _opt("--data", "SPEC", DATA)]
 RunFolder = Annotated[str, _opt("--run", "DIR", "The folder of the run.")]

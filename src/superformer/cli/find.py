@@ -72,7 +72,8 @@ def search(
     Example: superformer search --run runs/first --macs-max 4M --latency-max 3ms
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
-    front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx"""
+    front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx
+    device=cuda  depth=budget (equal blocks: as many as the limits allow)"""
     amounts = {"macs": (macs_max, read_amount), "params": (params_max, read_amount)}
     amounts |= {"latency": (latency_max, read_seconds), "memory": (memory_max, read_bytes)}
     limits = {name: (0.0, read(text, f"--{name}-max")) for name, (text, read) in amounts.items() if text is not None}

@@ -17,7 +17,7 @@ from rich.markup import escape
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
 from superformer.errors import SuperformerError, nearest, unknown
-from superformer.settings import RUNTIMES
+from superformer.settings import RUNTIMES, read_amount
 
 
 @functools.cache
@@ -48,14 +48,21 @@ def spaces(name: arg.Name = None, as_json: arg.Json = False) -> None:
 
 
 @app.command()
-def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile = None) -> None:
+def models(
+    name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile = None,
+    macs: arg.ScaledMacs = None, params: arg.ScaledParams = None,
+) -> None:  # fmt: skip
     """The published architectures; with NAME its stages, blocks, MACs and parameters.
 
-    Example: superformer models vit_resnas_tiny --draw tiny.svg"""
+    Example: superformer models vit_resnas_tiny --draw tiny.svg
+
+    --macs 600M or --params 5M: the network uniformly scaled to a budget, widths and depth in proportion."""
     known = catalogue("models")
+    budget = {n: read_amount(text, f"--{n}") for n, text in (("macs", macs), ("params", params)) if text is not None}
     if name is None:
-        if draw is not None:
-            raise SuperformerError("--draw needs the name of a network: superformer models NAME --draw FILE.svg")
+        if draw is not None or budget:
+            word = "--draw" if draw is not None else f"--{next(iter(budget))}"
+            raise SuperformerError(f"{word} needs the name of a network: superformer models NAME {word} ...")
         hint, details = "superformer models NAME shows a network block by block", ("key", "resolution")
         print_rows([e["summary"] for e in known.values()], "Published architectures", as_json, hint, details)
         return
@@ -67,6 +74,8 @@ def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile 
     from superformer.spaces import arch as published_arch
 
     arch, summary = published_arch(name), known[name]["summary"]
+    if budget:
+        arch, summary = scaled_model(arch, summary, budget)
     if draw is not None:
         drawing(arch, name).save(draw)
     if as_json:
@@ -77,6 +86,19 @@ def models(name: arg.Name = None, as_json: arg.Json = False, draw: arg.DrawFile 
     console.print(sketch(arch, plain=console.options.ascii_only), highlight=False)
     if draw is not None:
         console.print(f"\nThe picture is in {escape(draw)}", highlight=False, soft_wrap=True)
+
+
+def scaled_model(arch: Any, summary: Mapping[str, Any], budget: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A network scaled to a budget, and what is told of it."""
+    from superformer.cost import cost
+    from superformer.cost.scaling import scaled
+    from superformer.space import point
+
+    found = scaled(arch, **budget)
+    counted = cost(point(found), found)
+    now: dict[str, Any] = {"blocks": "+".join(str(len(s.blocks)) for s in found.stages), "key": found.key}
+    now |= {"macs": int(counted.macs[0]), "params": int(counted.params[0])}
+    return found, {**summary, **now, "scaled_from": arch.key}
 
 
 @app.command()

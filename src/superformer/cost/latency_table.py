@@ -161,6 +161,12 @@ class LatencyTable:
         table = LatencyTable(*here, space.family, dict(space.options), len(space.stages), base, parts, fit)
         return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
 
+    @staticmethod
+    def file_name(runtime: str, threads: int, batch: int, device: str = "cpu") -> str:
+        """Of the table in a run's folder."""
+        where = "" if device == "cpu" else f"-{device.replace(':', '')}"
+        return f"latency-{runtime}-{threads}-{batch}{where}.json"
+
     def save(self, path: Path) -> None:
         files.write_object(path, {"version": VERSION, **asdict(self)})
 

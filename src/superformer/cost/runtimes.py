@@ -3,6 +3,7 @@ given pictures."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import itertools
 import keyword
@@ -33,6 +34,22 @@ def home(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+def measuring_device(asked: str | None, own: torch.device, runtime: str) -> str:
+    """Where networks are measured: on the device that was ``asked`` for, else where they run; ONNX Runtime is the
+    CPU's. Of several devices of a kind each process has its own, so only the kind is told."""
+    if asked is None:
+        return "cpu" if runtime == "onnx" else str(own).partition(":")[0]
+    try:
+        device = torch.device(asked)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise SuperformerError(f"device={asked} cannot be used here ({why}): use device=cpu") from error
+    if runtime == "onnx" and device != torch.device("cpu"):
+        raise SuperformerError(f"runtime=onnx measures on the CPU, not on {asked}: use runtime=eager or device=cpu")
+    return str(device)
+
+
 def pictures(model: nn.Module, img_size: Size | None, batch: int, device: torch.device) -> Tensor:
     """Noise as a model's pictures; ``img_size`` None is a stand-alone network's own input size."""
     if img_size is None:
@@ -60,20 +77,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def runners(
     model: nn.Module, given: Sequence[Tensor], device: torch.device, runtime: str, threads: int
 ) -> Iterator[list[Run]]:
-    """A function for each of the given batches, which returns the model's output for it. The model is as before
-    afterwards."""
-    before = home(model)
+    """A function for each of the given batches, which returns the model's output for it. The model stays as and where
+    it is: on another device a copy runs."""
+    model = model if home(model) == device else copy.deepcopy(model).to(device)
     with evaluating(model):
-        model.to(device)
-        try:
-            if runtime == "onnx":
-                yield _onnx(model, given, threads)
-            elif runtime == "compiled":
-                yield [_torch(_compiled(model, x), x, torch.no_grad) for x in given]
-            else:
-                yield [_torch(model, x, torch.inference_mode) for x in given]
-        finally:
-            model.to(before)
+        if runtime == "onnx":
+            yield _onnx(model, given, threads)
+        elif runtime == "compiled":
+            yield [_torch(_compiled(model, x), x, torch.no_grad) for x in given]
+        else:
+            yield [_torch(model, x, torch.inference_mode) for x in given]
 
 
 def _torch(model: Callable[[Tensor], object], x: Tensor, mode: Callable[[], Any]) -> Run:

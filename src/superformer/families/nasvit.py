@@ -113,8 +113,9 @@ class NasVit(Network):
     """A hybrid of convolutions and attention (see the module)."""
 
     schema = Schema(
-        "nasvit", frozenset({"stem", "head"}), _stage_choices, block=frozenset(), options=OPTIONS, rules=rules
-    )
+        "nasvit", frozenset({"stem", "head"}), _stage_choices, block=frozenset(), options=OPTIONS, rules=rules,
+        widths={"stem": 1, "head": 1, "width": "head_dim", "mlp": 1}, opens=1,
+    )  # fmt: skip
     feature_level = "stage"
     equal_blocks = True
     depth_matters = True

@@ -92,6 +92,8 @@ class ResNet(Pyramid):
         stage=frozenset({"width", "entry1", "entry2"}),
         block=frozenset({"mid1", "mid2"}),
         entry=frozenset({"entry1", "entry2"}),
+        widths=dict.fromkeys(("stem", "width", "entry1", "entry2", "mid1", "mid2"), 1),
+        opens=1,
     )
     patch = 4
     any_size = True

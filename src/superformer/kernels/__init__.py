@@ -200,7 +200,7 @@ def precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContex
 
 def finished(x: Tensor) -> None:
     """Wait until everything that was started on the device of ``x`` is done."""
-    if x.device.type != "cpu":
+    if x.device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(x.device)
 
 

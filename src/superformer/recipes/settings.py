@@ -125,12 +125,15 @@ class Options(SettingsBase):
     """What a search seeks, beside the settings of its method."""
 
     objectives: tuple[str, ...] | None = Field(None, description="accuracy, then others; none: those limited, or macs")
+    # block-level search: stages of equal blocks are as deep as the limits allow (ViTAS v1, section 3.2)
+    depth: Literal["searched", "budget"] = "searched"
     seed: int = Field(0, ge=0)
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
     racing: bool = Field(False, description="stop candidates that cannot reach the front any more (search.scores)")
     margin: float | None = Field(None, ge=0, description="races: or probably cannot, by so many standard errors")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")
     runtime: Runtime = Field("eager", description="latency and throughput: what runs the networks")
+    device: str | None = Field(None, description="latency and throughput: where; none: where networks are evaluated")
     batch: int = Field(1, ge=1, description="latency: pictures at once")
     throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
     table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
@@ -204,6 +207,42 @@ class Mix(SettingsBase):
     patches: Annotated[Literal["off", "switch", "halves"], OFF] = "off"
 
 
+class Identity(SettingsBase):
+    """The expected cost of a sub-network that the probability of identities is set for (ViTAS v1, section 4.3): one of
+    these. Latency and throughput (appendix B: "900 GPU throughput") are those of a table that is measured when a run
+    begins, where it trains; what was found is a fact of the run."""
+
+    macs: Limits | None = None
+    params: Limits | None = None
+    latency: Limits | None = Field(None, description="seconds for a batch")
+    throughput: Limits | None = Field(None, description="pictures a second; released: batches of 256")
+    batch: int | None = Field(None, ge=1, description="pictures at once; none: 1 for latency, 32 for throughput")
+    threads: int = Field(1, ge=1, description="latency and throughput: threads")
+    seconds: float = Field(20, gt=0, description="latency and throughput: time to measure networks for a table")
+
+    @model_validator(mode="after")
+    def _one_cost(self) -> Identity:
+        if sum(getattr(self, name) is not None for name in COSTS[:4]) != 1:
+            raise ValueError(f"one of {', '.join(COSTS[:4])} as [low, high] is needed")
+        return self
+
+    @property
+    def cost(self) -> str:
+        return next(name for name in COSTS[:4] if getattr(self, name) is not None)
+
+
+def _read_identity(value: Any) -> Any:
+    """One clear line for what is neither limits nor a probability."""
+    if isinstance(value, Mapping):
+        return Identity.read(value, "sampling.identity", ValueError)  # type: ignore[arg-type]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and not 0 < value < 1:
+        raise ValueError("a probability of identities lies between 0 and 1")
+    if not number and not isinstance(value, tuple | list | Identity | None):
+        raise ValueError("[low, high] of expected MACs, {throughput: [low, high]} or a probability is needed")
+    return value
+
+
 class Sampling(SettingsBase):
     """Which sub-networks a step trains."""
 
@@ -212,8 +251,8 @@ class Sampling(SettingsBase):
     over: Literal["choices", "architectures"] = "choices"
     macs: Limits | None = Field(None, description="draw random networks within these MACs")
     params: Limits | None = Field(None, description="draw random networks within these parameters")
-    # search the probability of identities such that the expected MACs lie here (ViTAS v1, section 4.3)
-    identity: Limits | None = None
+    # the probability of identities, or such that the expected MACs, or another cost, lie here (ViTAS v1, section 4.3)
+    identity: Annotated[Limits | Identity | float | None, BeforeValidator(_read_identity)] = None
     warmup: float = Field(0.0, ge=0, le=1, description="share of the training that admits smaller choices bit by bit")
     sides: Literal["left", "both", "random"] = Field("left", description="bilateral sharing: which sides a step runs")
 

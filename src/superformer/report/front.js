@@ -24,10 +24,15 @@ function Front(data, widths, squares) {
 
   function ranges() {
     const some = near ? P.front : [...P.key.keys()];
-    const x = ends(some.map((k) => P[cost][k]).concat(near ? [] : limits()), {}, near ? 0.3 : 0.04);
-    const y = ends(some.map((k) => P.accuracy[k]), { quantity: "percent" }, near ? 0.3 : 0.04);
+    const hand = byHand() && !near ? [P.baseline] : [];
+    const x = ends(some.map((k) => P[cost][k]).concat(near ? [] : limits(), hand.map((row) => row[cost])), {}, near ? 0.3 : 0.04);
+    const y = ends(some.map((k) => P.accuracy[k]).concat(hand.map((row) => row.accuracy)), { quantity: "percent" }, near ? 0.3 : 0.04);
     return [x, [y[0], y[1] === 100 ? 100 + 0.03 * (100 - y[0]) : y[1]]];
   }
+
+  /** Whether there is a network that one would draw by hand, and its cost is known. */
+  const byHand = () => P.baseline && known(P.baseline[cost]);
+  const diamond = (x, y) => `M${x.toFixed(1)} ${(y - 7).toFixed(1)}l7 7l-7 7l-7 -7z`;
 
   /** The most accurate within the limits up to each cost; from each throughput on. */
   function stairs(X, Y, left, right) {
@@ -75,6 +80,11 @@ function Front(data, widths, squares) {
       nodes.set(k, dot);
       dots.append(dot);
     }
+    if (byHand()) {
+      const row = P.baseline, said = [`accuracy ${say("percent", row.accuracy)}`, ...costs.filter((c) => known(row[c])).map((c) => `${NAMES[c]} ${say(quantity(c), row[c])}`)];
+      const text = `${row.key}, by hand: ${said.join(", ")}`;
+      dots.append(svg("path", { d: diamond(X(row[cost]), Y(row.accuracy)), class: "hand", role: "img", "aria-label": text }, svg("title", {}, text)));
+    }
     const ring = svg("circle", { r: 10, class: "ring" });
     dots.append(ring);
     place.replaceChildren(key(), own);
@@ -90,6 +100,7 @@ function Front(data, widths, squares) {
     if (P.front.length) items.push([{ style: "dots", colour: 1 }, "front of the search"]);
     items.push([{ style: "line", colour: 1, dash: 0 }, cost === "throughput" ? "best from each throughput on" : `best up to each ${UP_TO[cost]}`]);
     const list = legend(items.map(([look, name]) => ({ ...look, name })));
+    if (byHand()) list.append(html("li", {}, svg("svg", { class: "swatch", viewBox: "0 0 26 16", "aria-hidden": "true" }, svg("path", { d: diamond(13, 8), class: "hand" })), "by hand: the largest, scaled"));
     if (P.inside.includes(0)) list.append(html("li", {}, svg("svg", { class: "swatch", viewBox: "0 0 26 12", "aria-hidden": "true" }, svg("circle", { cx: 13, cy: 6, r: 3.2, class: "point outside" })), "outside the limits"));
     return list;
   }

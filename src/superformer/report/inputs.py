@@ -130,6 +130,12 @@ class Inputs:
         """The row of the front that the last search chose."""
         return next((row for row in self.front.get("front", []) if row["key"] == self.front.get("best")), None)
 
+    @property
+    def baseline(self) -> Row | None:
+        """The network that one would draw by hand for the same limits; searches of before have none."""
+        row = self.front.get("baseline")
+        return row if isinstance(row, dict) and number(row.get("accuracy")) is not None else None
+
     def of(self, kind: str) -> list[Row]:
         """The metrics of a kind: step, health, conflict, skipped."""
         return [line for line in self.metrics if line.get("kind") == kind]
@@ -168,6 +174,7 @@ def _table(tables: list[tuple[Path, Row]], front: Row, batch: str) -> LatencyTab
     """The table that the last search used for a batch of that name; one of another machine predicts nothing here."""
     options = front.get("options") or {}
     wanted = {"runtime": options.get("runtime"), "threads": options.get("threads"), "batch": options.get(batch)}
+    wanted["device"] = front.get("device")
     for path, raw in tables:
         if all(value is None or raw.get(name) == value for name, value in wanted.items()):
             conditions = {name: raw[name] for name in ("threads", "runtime", "device", "batch") if name in raw}

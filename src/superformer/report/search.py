@@ -23,6 +23,7 @@ ROWS, OPEN_ROWS = 60, 12
 """Of the table of the front; one with so few is open at first."""
 MOST_SPECKS = 2500
 """Networks that are drawn of a search's progress."""
+BY_HAND = "What one would draw by hand, the largest network uniformly scaled to the same limits,"
 
 
 def headline(inputs: Inputs) -> Section:
@@ -52,6 +53,9 @@ def headline(inputs: Inputs) -> Section:
     others = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
     listed = "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in others.items())
     against = f"On the test pictures: {listed}." if others else ""
+    if (by_hand := inputs.baseline) is not None:
+        scaled = f"{BY_HAND} reaches {percent(by_hand['accuracy'])} on the search split, with inherited weights too. "
+        against = scaled + against
     lead = paragraph(first, tag("code", best["key"]), ". ", against, class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
 
@@ -115,6 +119,9 @@ def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     limits = {name: [low or None, None if np.isinf(high) else high] for name, (low, high) in inputs.limits.items()}
     first = next((str(name) for name in inputs.front.get("objectives", ()) if name in COSTS), "macs")
     data = {"limits": limits, "drawings": _drawings(rows), "axis": first, "folder": shlex.quote(inputs.folder)}
+    if (by_hand := inputs.baseline) is not None:
+        told_of = {name: number(by_hand.get(name)) for name in COSTS if name in by_hand}
+        data["baseline"] = {"key": by_hand["key"], "accuracy": 100 * by_hand["accuracy"], **told_of}
     return section, points.columns() | data
 
 
@@ -124,13 +131,17 @@ def _table(inputs: Inputs, rows: list[Row]) -> Markup:
     columns = ["network", "accuracy", *(("predicted " if n in MEASURED else "") + COSTS[n] for n in names)]
     columns += [f"measured {COSTS[name]}" for name in real]
     lines = []
-    for row in rows[:ROWS]:
+    by_hand = [] if inputs.baseline is None else [inputs.baseline]
+    for row in [*rows[:ROWS], *by_hand]:
         mark = tag("span", "best", class_="mark") if row["key"] == inputs.front.get("best") else None
         key = tag("button", row["key"], type="button", class_="key", data_key=row["key"])
+        if row is inputs.baseline:
+            key, mark = tag("code", row["key"]), tag("span", "by hand", class_="mark")
         costs = [cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
         lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
     more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
-    listed = markup.table(columns, lines, f"From the most accurate down{more}")
+    last = "; last the largest network, uniformly scaled to the limits" if by_hand else ""
+    listed = markup.table(columns, lines, f"From the most accurate down{more}{last}")
     return details(f"The front as a table ({counted(len(rows), 'network')})", listed, open=len(rows) <= OPEN_ROWS)
 
 

@@ -171,18 +171,22 @@ class Run:
         return stored.facts(self.folder)
 
     def arch(self, which: str) -> Arch:
-        """What a word means: smallest, largest, best (of the last search), a key of its front, or a file."""
+        """What a word means: smallest, largest, best (of the last search), baseline (what it was compared with), a key
+        of its front, or a file."""
         if which in ("smallest", "largest"):
             return self.space().smallest() if which == "smallest" else self.space().largest()
         if Path(which).is_file():
             arch = Arch.from_json(files.read(Path(which), "give the JSON file of an architecture"))
             self.space().encode([arch])  # an error if it is not in the space
             return arch
-        found = self.front() if which == "best" or self.front_file.exists() else {"front": [], "best": None}
+        found = (
+            self.front() if which in ("best", "baseline") or self.front_file.exists() else {"front": [], "best": None}
+        )
         key = found["best"] if which == "best" else which
-        row = next((row["arch"] for row in found["front"] if row["key"] == key), None)
+        rows = [*found["front"], *([{**by_hand, "key": "baseline"}] if (by_hand := found.get("baseline")) else [])]
+        row = next((row["arch"] for row in rows if row["key"] == key), None)
         if row is None:
-            known = ["smallest", "largest", "best", *(row["key"] for row in found["front"])]
+            known = ["smallest", "largest", "best", "baseline", *(row["key"] for row in found["front"])]
             raise SuperformerError(f"unknown architecture {which!r}, and no file of that name: {nearest(which, known)}")
         return Arch.from_json(json.dumps(row))
 

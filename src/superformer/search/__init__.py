@@ -118,7 +118,7 @@ def _rounds_and_front(task: Task, trained: TrainedRun, world: World, console: Co
         if report.get("kendall") is not None:  # how well a predictor ranks (NASViT, algorithm 2, line 3)
             found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
             tell(f"predicted against measured accuracy of the half that the predictor did not learn from: {found}")
-        return find_front(task, history, varied, tell) if history is not None else {}
+        return find_front(task, history, evaluator, varied, tell) if history is not None else {}
 
 
 @dataclass(frozen=True)

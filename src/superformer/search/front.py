@@ -1,7 +1,8 @@
 """The front of a search: the best architectures within the limits, none better than another in every objective.
 
 In phases: `select` the front from everything that the history knows; `rejudge` the most accurate on more pictures, to
-find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`)."""
+find the best; measure for real, where latency or throughput is limited by what a table predicts (`best_measured`); and
+set beside it what nobody had to search for (`hand_made`)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from superformer.cost.latency_table import LatencyTable
+from superformer.cost.scaling import baseline
 from superformer.evaluation.evaluator import Evaluator, Score
 from superformer.progress import Tell
 from superformer.search.history import Evaluation, History, Record
@@ -36,9 +38,10 @@ TOLD, KEYS = 8, {"latency": "measured", "throughput": "measured_throughput"}
 Row = dict[str, Any]
 
 
-def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tell) -> Row:
+def find_front(task: Task, history: History, plain: Evaluator, varied: Evaluator | None, tell: Tell) -> Row:
     """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
-    it, which is among the rows even if another one is more accurate on the fewer pictures."""
+    it, which is among the rows even if another one is more accurate on the fewer pictures. ``plain`` judges as the
+    search did, ``varied`` on more pictures."""
     known, inside, on_front = select(task, history)
     rows = {k: known.row(k) for k in on_front}
     finalists = [] if varied is None else rejudge(known, inside, varied, history, tell)
@@ -47,12 +50,31 @@ def find_front(task: Task, history: History, varied: Evaluator | None, tell: Tel
     rows |= {k: row for k, row in candidates.items() if row is best}
     shown = [rows[k] for k in known.sort(rows)]
     tell(f"{len(known.archs)} architectures known, {len(on_front)} on the front")
-    for row in [row for k, row in enumerate(shown) if k < TOLD or row is best]:
+    by_hand = hand_made(task, history, plain, best) if best else None
+    told = [row for k, row in enumerate(shown) if k < TOLD or row is best] + ([by_hand] if by_hand else [])
+    for row in told:
         measured = {n: f" ({say_cost(n, row[KEYS[n]])} measured)" for n in KEYS if KEYS[n] in row}
         costs = "  ".join(f"{say_cost(n, row[n])} {n}{measured.get(n, '')}" for n in known.costs)
-        tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}" + "  <- best" * (row is best))
+        role = "  <- best" * (row is best) + "  <- by hand: the largest, scaled to the limits" * (row is by_hand)
+        tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}{role}")
     settings = {**task.settings, "weights": task.run.fingerprint(), "evaluated": len(known.archs)}
-    return {**settings, "best": best["key"] if best else None, "front": shown}
+    return {**settings, "best": best["key"] if best else None, "front": shown, "baseline": by_hand}
+
+
+def hand_made(task: Task, history: History, judge: Evaluator, best: Row) -> Row | None:
+    """The largest network of the space, uniformly scaled to the limits (without any, to the MACs of the best), with the
+    weights it inherits: what a search must beat. It is no candidate, and not in the history."""
+    limits = task.problem.limits or {"macs": (0.0, best["macs"])}
+    arch = baseline(task.net.space, task.problem.costs, limits)
+    if arch is None:
+        return None
+    score = history.get([arch.path]).get(arch.path) or judge.scores([arch])[0]._asdict()
+    costs = {name: float(column[0]) for name, column in task.problem.costs(task.net.space.encode([arch])).items()}
+    row = {"key": arch.key, **{n: score[n] for n in ("accuracy", "loss") if math.isfinite(score.get(n, math.nan))}}
+    row |= costs | {"arch": json.loads(arch.to_json())}
+    if _tables(task):
+        measure(task, [row])
+    return row
 
 
 @dataclass(frozen=True)

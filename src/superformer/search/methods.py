@@ -153,7 +153,7 @@ class Proposer(ABC):
         """At most ``want`` new rows of ``make(n)`` within the limits; at most ``tries`` are made for each."""
         found, made, batch = self.none, 0, 2 * want
         while len(found) < want and made < tries * want:
-            rows = self.asked.new(canonical(self.space, make(batch)), np.concatenate([beside, found]))
+            rows = self.asked.new(self.problem.settled(make(batch)), np.concatenate([beside, found]))
             found = np.concatenate([found, rows[self.problem.feasible(rows)]])[:want]
             made, batch = made + batch, min(2 * batch, 4096)
         return found
@@ -187,7 +187,7 @@ class Exhaustive(Unlearned):
         if problem.space.paths > settings.most:
             many = f"{problem.space.name} has {problem.space.paths:.3g} paths, too many to evaluate each"
             raise SuperformerError(f"{many} (most={settings.most:,}): narrow the space or use another method")
-        rows = every(problem.space)
+        rows = np.unique(problem.settled(every(problem.space)), axis=0)
         self.rows = rows[problem.feasible(rows)]
         if not len(self.rows):
             seen = problem.costs(rows)

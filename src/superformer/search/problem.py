@@ -69,7 +69,11 @@ class Problem:
 
     The first objective is the one that is expensive to measure; whoever runs the search measures it. ``costs`` gives
     all cheap quantities of rows of genes; ``limits`` are pairs (low, high) of some of them, both ends included.
-    ``num_classes`` and ``img_size`` are those that ``costs`` counts macs and params with."""
+    ``num_classes`` and ``img_size`` are those that ``costs`` counts macs and params with.
+
+    ``deepest``: depth is not searched; a stage of equal blocks is as deep as the limits allow (ViTAS v1, section 3.2:
+    in the block level depth "can be simply determined according to the pre-defined overall resource cost
+    constraint")."""
 
     space: Space
     objectives: tuple[Objective, ...]
@@ -78,8 +82,14 @@ class Problem:
     seed: int = 0
     num_classes: int = 1000
     img_size: int | None = None
+    deepest: bool = False
 
     def __post_init__(self) -> None:
+        if self.deepest and not self._deepened:
+            raise SuperformerError(
+                f"depth=budget needs a stage of equal blocks (tied) with a list of depths, and {self.space.name} has "
+                "none: declare one, such as {depth: [1, 2, 3], tied: true}, or leave depth=searched"
+            )
         names = [o.name for o in self.objectives]
         if not names or len(set(names)) < len(names):
             given = ", ".join(names) or "none"
@@ -117,6 +127,23 @@ class Problem:
         if not self.limits or not len(genes):
             return np.ones(len(genes), dtype=bool)
         return np.asarray(excess(self.limits, self.costs(genes)) == 0)
+
+    @property
+    def _deepened(self) -> list[tuple[int, int]]:
+        """The genes of the depths that limits set, and how many depths there are."""
+        pairs = zip(self.space.stages, self.space.layout.stages, strict=True)
+        return [(where.depth, len(s.depths)) for s, where in pairs if s.tied and where.depth is not None]
+
+    def settled(self, genes: Genes) -> Genes:
+        """The rows in their one form; with ``deepest`` each as deep as the limits allow, stage after stage. Rows that
+        are outside the limits at any depth stay."""
+        rows = canonical(self.space, genes)
+        for column, depths in self._deepened if self.deepest and len(rows) else ():
+            others, which = np.unique(np.delete(rows, column, 1), axis=0, return_inverse=True)
+            tried = np.insert(np.repeat(others, depths, 0), column, np.tile(np.arange(depths), len(others)), 1)
+            fits = self.feasible(tried).reshape(len(others), depths)[which.reshape(-1)]
+            rows[:, column] = np.where(fits.any(1), depths - 1 - fits[:, ::-1].argmax(1), rows[:, column])
+        return rows
 
     @functools.cached_property
     def sampler(self) -> LimitedSampler:

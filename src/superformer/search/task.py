@@ -16,6 +16,7 @@ from superformer.cost.latency import Turns, measure_in_turn
 from superformer.cost.latency_table import LatencyError, LatencyTable
 from superformer.cost.memory import peak_memory
 from superformer.cost.memory_table import MemoryTable
+from superformer.cost.runtimes import measuring_device
 from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.progress import Tell
@@ -54,13 +55,16 @@ class Task:
         recipe = run.recipe()
         own = method_with_changes(recipe.search, which, changes)
         net = load_supernet(run.supernet_file)
-        sought = options.sought(limits)
-        if World.join().first:
-            refuse_unreachable(run, net, limits, options)
+        sought, world = options.sought(limits), World.join()
+        # resolved once: what is measured is measured where candidates run
+        device = measuring_device(options.device, world.device, options.runtime)
+        here = options.model_copy(update={"device": device})
+        if world.first:
+            refuse_unreachable(run, net, limits, here)
         asked = {*sought, *limits}
-        latency = _latency_table(run, net, options, options.batch, tell) if "latency" in asked else None
+        latency = _latency_table(run, net, here, options.batch, tell) if "latency" in asked else None
         batch = options.throughput_batch
-        throughput = _latency_table(run, net, options, batch, tell) if "throughput" in asked else None
+        throughput = _latency_table(run, net, here, batch, tell) if "throughput" in asked else None
         memory = None
         if "memory" in asked:
             tell("following networks through a pass to count their memory")
@@ -71,11 +75,13 @@ class Task:
             return exact_costs(net.space, genes, net.num_classes) | predicted
 
         objectives = tuple(map(Objective.of, sought))
-        problem = Problem(net.space, objectives, costs, dict(limits), options.seed, net.num_classes)
+        deepest = options.depth == "budget"
+        problem = Problem(net.space, objectives, costs, dict(limits), options.seed, net.num_classes, deepest=deepest)
         settings = {
             "method": which or recipe.search.method,
             "settings": own.model_dump(mode="json"),
             "options": options.model_dump(mode="json"),
+            **({"device": device} if latency or throughput else {}),
             "objectives": list(sought),
             "limits": {name: [v if math.isfinite(v) else None for v in ends] for name, ends in limits.items()},
         }
@@ -98,7 +104,7 @@ def refuse_unreachable(run: Run, net: Network, limits: Limits, options: Options)
             if name == "memory":
                 values = [float(peak_memory(model, img_size)) for model in models]
             else:
-                batch, how = batches[name], Turns(threads=options.threads, seconds=SECONDS)
+                batch, how = batches[name], Turns(threads=options.threads, seconds=SECONDS, device=options.device)
                 times = measure_in_turn(models, img_size, batch=batch, runtime=runtime, **how)
                 values = [t.median if name == "latency" else batch / t.median for t in times]
             low, high = limits[name]
@@ -112,13 +118,14 @@ def refuse_unreachable(run: Run, net: Network, limits: Limits, options: Options)
 
 def _table_file(run: Run, options: Options, batch: int) -> Path:
     """Where a run keeps the latency table of a batch."""
-    return run.folder / f"latency-{options.runtime}-{options.threads}-{batch}.json"
+    return run.folder / LatencyTable.file_name(options.runtime, options.threads, batch, options.device or "cpu")
 
 
 def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
     """The run's latency table, measured now if there is none that holds here. The first process measures for all."""
     path, world = _table_file(run, options, batch), World.join()
     how: dict[str, Any] = {"threads": options.threads, "runtime": options.runtime, "batch": batch}
+    how["device"] = options.device
     load = functools.partial(LatencyTable.load, path, **how)
     found: LatencyTable | None = None
     if world.first and path.exists():
@@ -128,7 +135,8 @@ def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: T
             tell(f"{error}")
     if world.first and found is None:
         pictures = f"{batch} picture{'s' * (batch > 1)}"
-        tell(f"measuring the time that networks take for {pictures}, for about {options.table_seconds:g} s")
+        on = "" if options.device == "cpu" else f" on {options.device}"
+        tell(f"measuring the time that networks take for {pictures}{on}, for about {options.table_seconds:g} s")
         how |= {"seconds": options.table_seconds, "seed": options.seed}
         found = LatencyTable.build(net.space, net.num_classes, run.facts()["img_size"], **how)
         found.save(path)

@@ -59,7 +59,9 @@ class Schema:
     wrong with a space. ``entry`` are those choices of a stage that only what leads into it depends on, no block and no
     other stage: drawing within limits need not pair them. ``private``: for each set of parts that can be private, the
     ``weights`` that say so. ``words`` are the choices that are words, not sizes, with those that are possible;
-    ``kinds`` what an option may be (of bool, int, float, str) where its default does not tell."""
+    ``kinds`` what an option may be (of bool, int, float, str) where its default does not tell. ``widths`` are the
+    choices that count channels, which uniform scaling (`superformer.cost.scaling`) moves, each in steps of a number or
+    of the option of that name; ``opens``: the layers of a stage before its blocks that count as blocks of its depth."""
 
     family: str
     choices: frozenset[str]
@@ -72,6 +74,8 @@ class Schema:
     private: Mapping[frozenset[str], Mapping[str, Any]] = field(default_factory=dict)
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kinds: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
+    widths: Mapping[str, int | str] = field(default_factory=lambda: {"width": 1, "attn": 1, "mlp": 1})
+    opens: int = 0
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:
         """Options in their one form: those that are not the default."""

@@ -190,7 +190,7 @@ class Space:
 
     def encode(self, archs: Iterable[Arch]) -> Genes:
         """Architectures as rows of genes; the genes of blocks that do not run are 0."""
-        rows = [self.layout.row(self._check(arch)) for arch in archs]
+        rows = [self.layout.row(self.same_kind(arch)) for arch in archs]
         return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(self.bounds))
 
     def decode(self, genes: Genes) -> list[Arch]:
@@ -198,7 +198,8 @@ class Space:
         found = self.population(genes)
         return [found.arch(k) for k in range(found.n)]
 
-    def _check(self, arch: Arch) -> Arch:
+    def same_kind(self, arch: Arch) -> Arch:
+        """The architecture, if it is one of the family, the options and the number of stages that the space holds."""
         if not isinstance(arch, Arch):
             how = "make one with Arch.from_json(text) or space.decode(genes)"
             raise ArchError(f"an Arch is needed, not {type(arch).__name__}; {how}")

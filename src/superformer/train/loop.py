@@ -12,9 +12,11 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from superformer import data, files
+from superformer.cost.latency_table import LatencyTable
 from superformer.errors import StoppedError, SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
@@ -33,6 +35,7 @@ from superformer.train.channel_sort import sort_channels
 from superformer.train.display import Display, Metrics, Pace, watched
 from superformer.train.losses import load_teachers
 from superformer.train.optimizer import check_no_decay
+from superformer.train.sampling import measured_identity
 from superformer.train.step import Outcome, Trainer
 from superformer.train.warm_start import from_settings
 
@@ -67,7 +70,9 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run.check(recipe, facts)
     steps, tell = max(1, round(recipe.train.epochs * steps_per_epoch)), teller(console)
-    build = functools.partial(build_trainer, recipe, space, pictures.classes, steps, steps_per_epoch, world, tell=tell)
+    own, table = identity_of(run, recipe, space, len(pictures.classes), img_size, world, tell)
+    facts |= {"identity": own.sampling.identity} if own is not recipe else {}
+    build = functools.partial(build_trainer, own, space, pictures.classes, steps, steps_per_epoch, world, tell=tell)
     tell_if_busy(tell)
 
     trainer = None
@@ -78,6 +83,9 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
+            if table is not None:
+                device = table.device
+                table.save(run.folder / LatencyTable.file_name(table.runtime, table.threads, table.batch, device))
             note_command(run.folder)
         found = _newest(run, world, tell)
         trainer = trainer or build(warm=found is None)
@@ -152,6 +160,27 @@ def _batches(
         batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
         patch_grid=trainer.net.patch_grid(img_size) if recipe.mix.patches != "off" else None,
     )  # fmt: skip
+
+
+def identity_of(
+    run: Run, recipe: Recipe, space: Space, num_classes: int, img_size: int, world: World, tell: Tell
+) -> tuple[Recipe, LatencyTable | None]:
+    """The recipe with the probability of identities itself, where that depends on what is measured: measured once, by
+    the first process; a run that goes on has it among its facts, and so draws the same networks."""
+    found, table = None, None
+    if run.recipe_file.exists():
+        found = run.facts().get("identity")
+    elif world.first and (
+        measured := measured_identity(space, recipe, num_classes, img_size, str(world.device).partition(":")[0])
+    ):
+        found, table = measured
+        tell(f"identities are drawn with probability {found:g}, by the times of {table.fit.networks} networks")
+    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.device)
+    world.spread([shared])
+    if math.isnan(probability := float(shared)):
+        return recipe, None
+    sampling = recipe.sampling.model_copy(update={"identity": probability})
+    return recipe.model_copy(update={"sampling": sampling}), table
 
 
 def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:

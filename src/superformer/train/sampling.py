@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from superformer.cost.latency_table import LatencyTable
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import Limits, Recipe
+from superformer.recipes.settings import Identity, Limits, Recipe
 from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
@@ -33,6 +34,8 @@ EXISTENCE = 4
 """Whether a skippable block runs is a choice from the list [yes, yes, no, no], as released."""
 SAMPLES, START, HUNDREDTHS = 1000, 50, 100
 """Of the search for the probability of identities: samples for each mean; the first probability, in hundredths."""
+MEASURED, BATCHES = ("latency", "throughput"), {"latency": 1, "throughput": 32}
+"""Costs whose expectation needs a table of measured times, and pictures at once unless a recipe says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -190,24 +193,31 @@ def warmup_space(space: Space, step: int, length: int) -> Space:
 # position of a stage may be one, the paper sets their probability ``p`` such that ``B = E[B(alpha)]`` for a budget
 # ``B``: the supernet is trained at about the size that is searched for. As released: start at 0.5; while the mean of
 # 1000 samples lies above the window add 0.01, while it lies below subtract 0.01. The released counter takes the
-# classifier once for each patch and leaves the class token out; here the samples' true MACs are counted.
+# classifier once for each patch and leaves the class token out; here the samples' true MACs are counted. The released
+# code has a second loop for a budget of throughput, that of batches of 256; here a table of measured times predicts it.
 
 
-def search_probability(mean: Callable[[float], float], low: float, high: float) -> float:
+def search_probability(
+    mean: Callable[[float], float],
+    low: float,
+    high: float,
+    say: Callable[[float], str] = "{:,.0f} MACs".format,
+    rate: bool = False,
+) -> float:
     """The probability at which ``mean``, which falls as it grows, lies between ``low`` and ``high``. The released loop
-    runs for ever when a step of 0.01 jumps over the window; this one says so."""
+    runs for ever when a step of 0.01 jumps over the window; this one says so (``rate``: of the inverse)."""
     at, seen = START, dict[int, float]()
     while True:
         value = seen[at] = mean(at / HUNDREDTHS)
         if low <= value <= high:
             return at / HUNDREDTHS
         here, at = at, at + (1 if value > high else -1)
-        wanted = f"no probability of identities gives expected MACs from {low:,.0f} to {high:,.0f}: at "
-        wanted += f"{here / HUNDREDTHS:g} they are {value:,.0f}"
+        wanted = f"no probability of identities gives an expected cost from {say(low)} to {say(high)}: "
+        wanted += f"{here / HUNDREDTHS:g} gives {say(value)}"
         if at in seen:
-            raise InfeasibleError(f"{wanted}, at {at / HUNDREDTHS:g} {seen[at]:,.0f}; widen the window")
+            raise InfeasibleError(f"{wanted}, {at / HUNDREDTHS:g} gives {say(seen[at])}; widen the window")
         if not 0 < at < HUNDREDTHS:
-            how = "raise" if value > high else "lower"
+            how = "raise" if (value > high) != rate else "lower"
             raise InfeasibleError(f"{wanted}, and there is nothing beyond; {how} the window")
 
 
@@ -217,20 +227,67 @@ def with_identities(space: Space, probability: float) -> Space:
     return replace(space, stages=tuple(stages))
 
 
-def with_budget(space: Space, limits: Limits, seed: list[int], num_classes: int, img_size: int | None) -> Space:
-    """The space with the probability of identities that brings the expected MACs within limits. Every probability is
-    tried with the same random numbers, drawn from ``seed``."""
+def with_budget(
+    space: Space,
+    wanted: Limits | Identity | float,
+    seed: list[int],
+    num_classes: int,
+    img_size: int | None,
+    table: LatencyTable | None = None,
+) -> Space:
+    """The space with the probability of identities that brings the expected cost within limits: MACs, or what
+    ``wanted`` names, latency and throughput as a ``table`` predicts them. Every probability is tried with the same
+    random numbers, drawn from ``seed``."""
     if not any(s.free for s in space.stages):
         raise SuperformerError(
             f"sampling: identity needs free identities, and {space.name} has none (its stages have lists of depths); "
             "give the limits as macs instead, and every random network is drawn within them"
         )
+    if isinstance(wanted, float):
+        return with_identities(space, wanted)
+    name = wanted.cost if isinstance(wanted, Identity) else "macs"
+    limits: Limits = getattr(wanted, name) if isinstance(wanted, Identity) else wanted
     low, high = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
     if low > high:
         raise InfeasibleError(f"identity={limits!r} leaves nothing: the lower end must not be above the upper end")
+    if name in MEASURED and table is None:
+        raise SuperformerError(f"sampling: identity by {name} needs a table of times, which train measures")
 
     def mean(probability: float) -> float:
         genes = with_identities(space, probability).sample_genes(SAMPLES, np.random.default_rng(seed))
-        return float(cost(space, genes, num_classes, img_size).macs.mean())
+        if table is not None:
+            return float(table.latency(space, genes).mean())
+        return float(getattr(cost(space, genes, num_classes, img_size), name).mean())
 
-    return with_identities(space, search_probability(mean, float(low), float(high)))
+    if name == "throughput":  # of all samples one after the other, so that it falls as the mean time grows
+        assert table is not None
+        low, high = table.batch / high if high else np.inf, table.batch / low if low > 0 else np.inf
+    return with_identities(
+        space, search_probability(mean, float(low), float(high), _saying(name, table), name == "throughput")
+    )
+
+
+def _saying(name: str, table: LatencyTable | None) -> Callable[[float], str]:
+    """How the costs that were tried are told."""
+    if name == "throughput" and table is not None:
+        return lambda value: f"{table.batch / value if value else np.inf:,.0f} pictures a second"
+    if name == "latency":
+        return lambda value: f"{1e3 * value:,.3g} ms"
+    return lambda value: f"{value:,.0f} {'MACs' if name == 'macs' else 'parameters'}"
+
+
+def measured_identity(
+    space: Space, recipe: Recipe, num_classes: int, img_size: int, device: str
+) -> tuple[float, LatencyTable] | None:
+    """The probability of identities for a budget of time, and the table that it follows from, measured now on the
+    device that trains; None where nothing needs to be measured."""
+    wanted = recipe.sampling.identity
+    if not isinstance(wanted, Identity) or wanted.cost not in MEASURED:
+        return None
+    if not any(s.free for s in space.stages):
+        with_budget(space, wanted, [], num_classes, img_size)  # says what is wrong
+    how: dict[str, Any] = {"threads": wanted.threads, "seconds": wanted.seconds, "seed": recipe.seed}
+    batch = wanted.batch or BATCHES[wanted.cost]
+    table = LatencyTable.build(space, num_classes, img_size, batch=batch, device=device, **how)
+    own = with_budget(space, wanted, [recipe.seed, IDENTITY], num_classes, img_size, table)
+    return next(s.skip for s in own.stages if s.free), table
