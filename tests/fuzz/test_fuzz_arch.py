@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import torch
+from helpers.fuzzing import SMALL, mutated, tried
 from torch.utils.flop_counter import FlopCounterMode
 
 import superformer as sf
-from helpers.fuzzing import SMALL, mutated, tried
 from superformer.draw import draw
 from superformer.recipes import names, resolve, space_of
 from superformer.space import point

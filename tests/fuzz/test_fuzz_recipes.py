@@ -6,8 +6,8 @@ import random
 from importlib import resources
 
 import yaml
-
 from helpers.fuzzing import garbled, mutated, tried
+
 from superformer import recipes
 
 TEXTS = [(resources.files(recipes) / f"{name}.yaml").read_text() for name in recipes.names()]

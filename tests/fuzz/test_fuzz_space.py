@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-import superformer as sf
 from helpers.fuzzing import SMALL, mutated, tried
+
+import superformer as sf
 from superformer.recipes import names, resolve, space_of
 
 SPACES = [space_of(resolve(name)) for name in names() if name.endswith("-laptop")] + SMALL

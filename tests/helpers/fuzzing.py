@@ -71,7 +71,9 @@ def mutated(tree: Any, seed: int, most: int = 3, atoms: list[Any] = ATOMS) -> An
         value, kind = node[key], rng.randrange(8)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and kind < 3:
-            node[key] = rng.choice([value + 1, value - 1, -value, 2 * value, value * 1000, value / 2, str(value), value + 0.5])
+            node[key] = rng.choice(
+                [value + 1, value - 1, -value, 2 * value, value * 1000, value / 2, str(value), value + 0.5]
+            )
         elif kind < 5:
             node[key] = copy.deepcopy(rng.choice(atoms))
         elif kind == 5:

@@ -55,7 +55,12 @@ def as_earlier_version(run: sf.Run) -> None:
     del facts["format"]
     run.facts_file.write_text(json.dumps(facts))
     tree = yaml.safe_load(run.recipe_file.read_text())
-    for section, key in (("optimizer", "own_no_decay"), ("loss", "teacher_size"), ("loss", "teacher_labels"), ("data", "calibration")):
+    for section, key in (
+        ("optimizer", "own_no_decay"),
+        ("loss", "teacher_size"),
+        ("loss", "teacher_labels"),
+        ("data", "calibration"),
+    ):
         del tree[section][key]
     del tree["sizes"], tree["retrain"]["by_macs"]
     tree["loss"]["teacher_weight"] = 1.0

@@ -18,9 +18,9 @@ from helpers.training import as_earlier_version, command, environment, ordinary,
 from rich.console import Console
 from safetensors.torch import load_file
 
-from superformer import data, files
+from superformer import data
 from superformer.errors import StoppedError, SuperformerError
-from superformer.recipes import RecipeError, dump, names, resolve, space_of
+from superformer.recipes import RecipeError, names, resolve, space_of
 from superformer.runs import Run, RunError
 from superformer.runs.processes import World
 from superformer.runs.storage import list_checkpoints, load_supernet

@@ -184,7 +184,9 @@ class Data(SettingsBase):
     ratio: Range = Field((0.75, 4 / 3), description="timm: sides of a random crop")
     mirror: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip; 0 for digits and letters")
     randaugment: str | None = Field(None, description="timm's auto-augment string, such as rand-m9-mstd0.5-inc1")
-    color_jitter: float | None = Field(None, ge=0, le=10, description="timm: strength of colour jitter (not used with randaugment)")
+    color_jitter: float | None = Field(
+        None, ge=0, le=10, description="timm: strength of colour jitter (not used with randaugment)"
+    )
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
@@ -261,7 +263,9 @@ class Loss(SettingsBase):
     """What a sub-network is trained towards."""
 
     distill: Literal["none", "kl", "alpha"] = Field("none", description="the largest of a sandwich teaches the others")
-    alpha: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[float, Field(ge=-100, le=100)]] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
+    alpha: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[float, Field(ge=-100, le=100)]] = Field(
+        (-1.0, 1.0), description="ends of the adaptive alpha-divergence"
+    )
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
     teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
     teacher_size: Literal["own", "student"] = Field(
@@ -281,7 +285,9 @@ class Gradients(SettingsBase):
     rule: Literal["sum", "project"] = "sum"
     priority: Literal["subnets", "supernet"] = Field("subnets", description="whose stays whole (NASViT, table 7)")
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
-    cap: float | None = Field(None, ge=0, description="project: the most that is taken out, as a multiple (2 as released)")
+    cap: float | None = Field(
+        None, ge=0, description="project: the most that is taken out, as a multiple (2 as released)"
+    )
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     clip_subnets: float | None = Field(None, gt=0, description="largest norm of the others' sum, before joining")
 

@@ -251,7 +251,7 @@ def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
     previous = t and recipe.evolve.start == "previous"
     before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if previous else {}
     start = recipe.start.model_copy(update=before)
-    said = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
+    said: dict[str, Any] = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
     return recipe.model_copy(update={"space": json.loads(space.to_json()), "start": start, **said})
 
 

@@ -43,7 +43,6 @@ from superformer.space.stage import (
     written,
 )
 
-
 MOST = 10**300
 """Paths of the largest space: numbers of architectures are also told and weighed as floating-point numbers."""
 
@@ -79,7 +78,9 @@ class Space:
             for name, spec in specs.items():
                 if not isinstance(spec, Choice) and not (isinstance(spec.of, str) and spec.of in where):
                     near = nearest(spec.of, where)
-                    raise SpaceError(f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}")
+                    raise SpaceError(
+                        f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}"
+                    )
         schema.check_space(self)
         if self.paths > MOST:
             raise SpaceError(f"{self.name} has more than {MOST:.0e} paths: give blocks, or their choices, fewer values")

@@ -19,7 +19,8 @@ import numpy as np
 
 from superformer.cost.latency_table import LatencyTable
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import Identity, Limits, Recipe
+from superformer.recipes.settings import Identity, Recipe
+from superformer.settings import Limits
 from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
