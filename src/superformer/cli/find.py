@@ -122,6 +122,8 @@ def retrain(
     columns = ("name", "weights", "accuracy", "macs", "params", "img_size", "epochs", "key")
     rows = [{c: row[c] for c in columns} | {"accuracy": over_seeds(row)} for row in done.rows]
     for row, shown in zip(done.rows, rows, strict=True):
+        if any("deviation" in r for r in done.rows):
+            shown["seeds"] = len(row.get("seeds", ())) or ""
         if row["key"] != row.get("of", row["key"]):  # larger pictures
             shown["weights"] = f"tuned from {row['from']}"
     console.print(table(rows, "Accuracy on the test split"))
