@@ -279,8 +279,10 @@ def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> N
 def test_seeds_on_the_command_line(quick: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     status, out, _ = command("retrain", "--run", str(quick), "--seeds", "2", "train.epochs=0.1")
     assert status == 0
-    assert "(2 seeds)" in out
+    assert "±" in out
     assert "(seed 0)" in out
+    status, out, _ = command("retrain", "--run", str(quick), "--seeds", "2", "train.epochs=0.1", "--json")
+    assert json.loads(out)[-1]["seeds"] == [0, 1]
     status, _, said = command("retrain", "--run", str(quick), "--seeds", "0")
     assert status == 2
     assert "at least one seed" in said

@@ -137,7 +137,7 @@ def over_seeds(row: dict[str, Any]) -> str:
     """The accuracy of a row; of several seeds, the mean and the standard deviation."""
     if "deviation" not in row:
         return percent(row["accuracy"])
-    return f"{100 * row['accuracy']:.2f} ± {100 * row['deviation']:.2f} % ({len(row['seeds'])} seeds)"
+    return f"{100 * row['accuracy']:.2f} ± {100 * row['deviation']:.2f} %"
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool, hint: str, details: tuple[str, ...] = ()) -> None:
