@@ -70,7 +70,8 @@ def read_tensors(path: Path, how: str, *, sealed: bool = False) -> tuple[dict[st
             pass
         try:
             with safe_open(path, "pt") as file:
-                tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no dict
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+                header = file.metadata() or {}
         except (SafetensorError, ValueError, RuntimeError) as error:
             raise DamagedError(f"{path} is damaged ({_first_line(error)}): {how}") from error
     facts = {name: text for name, text in header.items() if name != CHECKSUM}

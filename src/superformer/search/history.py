@@ -348,9 +348,10 @@ def _pragma(db: sqlite3.Connection, name: str) -> Any:
 
 
 def _corrupt(path: Path, why: object) -> HistoryError:
+    what = f"the history {path} is damaged ({' '.join(str(why).split())}) and was left as it is"
     return HistoryError(
-        f"the history {path} is damaged ({' '.join(str(why).split())}) and was left as it is: put back a copy of it, or move it "
-        f"away (with its -wal and -shm files) to begin a new one; 'sqlite3 {path.name} .recover' may save what is in it"
+        f"{what}: put back a copy of it, or move it away (with its -wal and -shm files) to begin a new one; "
+        f"'sqlite3 {path.name} .recover' may save what is in it"
     )
 
 
