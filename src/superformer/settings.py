@@ -37,9 +37,7 @@ Channels = Annotated[tuple[Annotated[float, Field(ge=-1000, le=1000)], ...], Fie
 Deviations = Annotated[tuple[Annotated[float, Field(ge=1e-6, le=1000)], ...], Field(min_length=1, max_length=64)]
 """The same, to divide by."""
 Range = Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
-Limits = Annotated[
-    tuple[Annotated[float, Field(ge=0)] | None, Positive | None], AfterValidator(_rising)
-]
+Limits = Annotated[tuple[Annotated[float, Field(ge=0)] | None, Positive | None], AfterValidator(_rising)]
 """At least, at most; none: no limit."""
 
 
@@ -141,7 +139,9 @@ def load_yaml(text: str, where: str, error: type[SuperformerError] = Superformer
     except RecursionError as problem:
         raise error(f"{where} cannot be read: it is nested too deep") from problem
     except Exception as problem:  # yaml's constructors raise anything: of 2024-13-45 a ValueError, of !!int x, ...
-        raise error(f"{where} cannot be read, it is not well-formed YAML: {' '.join(str(problem).split())[:300]}") from problem
+        raise error(
+            f"{where} cannot be read, it is not well-formed YAML: {' '.join(str(problem).split())[:300]}"
+        ) from problem
     check_tree(tree, where, error)
     return tree
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from superformer import machine
 from superformer.elastic import masked
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
 from superformer.elastic.layers import Cell, Elastic, Linear
 from superformer.elastic.positions import halved
-from superformer import machine
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
 from superformer.families.timm_api import Collected, TimmApi

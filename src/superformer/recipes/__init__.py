@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -39,13 +40,13 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     name, path = str(recipe), Path(recipe)
     if name in names():
         text = (resources.files(__name__) / f"{name}.yaml").read_text()
-    elif path.suffix in (".yaml", ".yml") or path.is_file():
+    elif path.suffix in (".yaml", ".yml") or (len(name) < 4096 and os.path.isfile(name)):
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
     else:
-        raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
+        raise RecipeError(f"unknown recipe {shown(name)}, and no file of that name: {nearest(name, names())}")
     return from_tree(parse_yaml(text, name), name, changes)
 
 

@@ -108,7 +108,14 @@ class SpaceEvolution(SettingsBase):
     top: int = Field(50, ge=1, description="the best of them for the top-tier error")
     tau: float = Field(0.4, gt=0, description="slope, in percent a step, that moves a list by one step")
     # the step of each dimension, by name
-    gamma: dict[str, Annotated[float, Field(gt=0, le=65536)]] = {"depth": 1, "width": 64, "mlp": 0.5, "attn": 64, "window": 7, "heads": 1}
+    gamma: dict[str, Annotated[float, Field(gt=0, le=65536)]] = {
+        "depth": 1,
+        "width": 64,
+        "mlp": 0.5,
+        "attn": 64,
+        "window": 7,
+        "heads": 1,
+    }
     rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike both ways")
     macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
 
@@ -171,7 +178,9 @@ class Data(SettingsBase):
     ratio: Range = Field((0.75, 4 / 3), description="timm: sides of a random crop")
     mirror: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip; 0 for digits and letters")
     randaugment: str | None = Field(None, description="timm's auto-augment string, such as rand-m9-mstd0.5-inc1")
-    color_jitter: float | None = Field(None, ge=0, le=10, description="timm: strength of colour jitter (not used with randaugment)")
+    color_jitter: float | None = Field(
+        None, ge=0, le=10, description="timm: strength of colour jitter (not used with randaugment)"
+    )
     erase: float = Field(0.0, ge=0, le=1, description="probability of random erasing")
     interpolation: str = "bicubic"
     crop: float = Field(0.875, gt=0, le=1, description="share of a test picture that the centre crop keeps")
@@ -210,7 +219,9 @@ class Loss(SettingsBase):
     """What a sub-network is trained towards."""
 
     distill: Literal["none", "kl", "alpha"] = Field("none", description="the largest of a sandwich teaches the others")
-    alpha: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[float, Field(ge=-100, le=100)]] = Field((-1.0, 1.0), description="ends of the adaptive alpha-divergence")
+    alpha: tuple[Annotated[float, Field(ge=-100, le=100)], Annotated[float, Field(ge=-100, le=100)]] = Field(
+        (-1.0, 1.0), description="ends of the adaptive alpha-divergence"
+    )
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
     teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
     teacher_scale: float = Field(1.0, gt=0, description="factor of teachers' logits (5 sharpens, as NASViT released)")
@@ -224,7 +235,9 @@ class Gradients(SettingsBase):
     rule: Literal["sum", "project"] = "sum"
     priority: Literal["subnets", "supernet"] = Field("subnets", description="whose stays whole (NASViT, table 7)")
     start: float = Field(0.0, ge=0, le=1, description="project: share of the training before it begins")
-    cap: float | None = Field(None, ge=0, description="project: the most that is taken out, as a multiple (2 as released)")
+    cap: float | None = Field(
+        None, ge=0, description="project: the most that is taken out, as a multiple (2 as released)"
+    )
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     clip_subnets: float | None = Field(None, gt=0, description="largest norm of the others' sum, before joining")
 
@@ -298,7 +311,9 @@ class Recipe(SettingsBase):
     about: str = ""
     space: str | dict[str, Any] = Field(description="a published one, a file, or the space itself as in space.json")
     narrow: dict[str, Any] = Field(default_factory=dict, description="keep only these values of choices")
-    img_size: int | None = Field(None, ge=1, le=LARGEST_PICTURE, description="input size, where the space does not search it")
+    img_size: int | None = Field(
+        None, ge=1, le=LARGEST_PICTURE, description="input size, where the space does not search it"
+    )
     sharing: Literal["ordinal", "bilateral", "cyclic"] = "ordinal"
     seed: int = Field(0, ge=0)
     data: Data = Data()

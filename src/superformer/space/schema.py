@@ -111,8 +111,7 @@ class Schema:
             raise SpaceError(f"{space.name}: {wrong}")
 
     def _check_sizes(self, space: Space) -> None:
-        """Every choice is a size that networks can have, or one of its words; and the largest network can be counted.
-        """
+        """Every choice is a size that networks can have, or one of its words; the largest network can be counted."""
         blocks = sum(stage.positions for stage in space.stages)
         if blocks > MOST_BLOCKS or len(space.stages) > MOST_STAGES:
             found = f"{blocks:,} blocks in {len(space.stages):,} stages"
@@ -126,7 +125,7 @@ class Schema:
                     largest = max(largest, self._check_specs(space, block, f"stage {i}, block {p}", i, p))
                 before = block
         patch = space.widths("patch_size")[0] if "patch_size" in space.choices else 2
-        tokens = -(-space.widths("resolution")[-1] // patch) ** 2
+        tokens = -((-space.widths("resolution")[-1] // patch) ** 2)
         if 8 * tokens * (tokens + largest) * largest * (blocks + len(space.stages)) > COUNTABLE:
             much = f"pictures of {space.widths('resolution')[-1]:,} pixels, sizes of {largest:,} and {blocks:,} blocks"
             raise SpaceError(f"{space.name}: its largest network cannot be counted ({much}): make one of them smaller")
@@ -159,7 +158,9 @@ class Schema:
 
     def _names(self, name: str, what: str, given: set[str], needed: frozenset[str], error: type[ValueError]) -> None:
         for extra in sorted(given - needed, key=str):
-            raise error(f"{name}: {shown(extra)} is not among the {what} of {self.family}: {nearest(extra, sorted(needed))}")
+            raise error(
+                f"{name}: {shown(extra)} is not among the {what} of {self.family}: {nearest(extra, sorted(needed))}"
+            )
         if missing := sorted(needed - given):
             raise error(f"{name}: the {what} of {self.family} lack {', '.join(missing)}")
 

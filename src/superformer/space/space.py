@@ -30,7 +30,6 @@ from superformer.space.sampling import Limit
 from superformer.space.schema import family
 from superformer.space.stage import Choice, Ratio, Spec, Stage, Times, read_space, scaled, spec_of, specs_of, written
 
-
 MOST = 10**300
 """Paths of the largest space: numbers of architectures are also told and weighed as floating-point numbers."""
 
@@ -66,7 +65,9 @@ class Space:
             for name, spec in specs.items():
                 if not isinstance(spec, Choice) and not (isinstance(spec.of, str) and spec.of in where):
                     near = nearest(spec.of, where)
-                    raise SpaceError(f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}")
+                    raise SpaceError(
+                        f"{self.name}: {name} is a multiple of {shown(spec.of)}, which is not there: {near}"
+                    )
         schema.check_space(self)
         if self.paths > MOST:
             raise SpaceError(f"{self.name} has more than {MOST:.0e} paths: give blocks, or their choices, fewer values")

@@ -307,5 +307,7 @@ def _read_specs(given: Any, where: str) -> dict[str, Any]:
         elif set(value) == {"times", "of"}:
             out[name] = times(value["times"], of=value["of"])
         else:
-            raise SpaceError(f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {shown(value)}")
+            raise SpaceError(
+                f"{where}: {name} must be a list of values, {{ratio, of}} or {{times, of}}, not {shown(value)}"
+            )
     return out

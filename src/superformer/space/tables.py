@@ -85,7 +85,9 @@ class Tables:
         self.sides = tuple(high // step + self.count + 2 for high, step in zip(most, self.step, strict=True))
         self.strides = np.asarray([math.prod(self.sides[q + 1 :]) for q in range(len(self.names))])
         self.bins = math.prod(self.sides)
-        deep = [len(own) * (1 if s.tied else s.positions + 1) for s, own in zip(self.space.stages, self.owns, strict=True)]
+        deep = [
+            len(own) * (1 if s.tied else s.positions + 1) for s, own in zip(self.space.stages, self.owns, strict=True)
+        ]
         self.bytes = 8 * self.bins * len(self.tops) * (sum(deep) + sum(map(len, self.owns)))
         require_memory(self.bytes, f"drawing networks of {self.space.name} within limits")
         self.nets = [self._forward(net) for net in exact.nets]

@@ -75,7 +75,9 @@ def _check_settings(space: Space, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:
             hint = "; it is an option of the space" if name in found.schema.options else ""
-            raise SuperformerError(f"{space.family} networks have no setting {name!r}{hint}: {nearest(name, sorted(known))}")
+            raise SuperformerError(
+                f"{space.family} networks have no setting {name!r}{hint}: {nearest(name, sorted(known))}"
+            )
         low, high = WHOLE.get(name, (None, None))
         if low is not None and high is not None and (not is_whole(value) or not low <= value <= high):
             raise SuperformerError(f"{name} must be a whole number from {low} to {high:,}, not {shown(value)}")
@@ -108,7 +110,9 @@ def model(
     if not isinstance(own, Arch):
         raise SuperformerError(f"an Arch or the name of a published one is needed, not {shown(name)}")
     if img_size is not None and (not is_whole(img_size) or not 1 <= img_size <= LARGEST_PICTURE):
-        raise SuperformerError(f"img_size must be a number of pixels from 1 to {LARGEST_PICTURE}, not {shown(img_size)}")
+        raise SuperformerError(
+            f"img_size must be a number of pixels from 1 to {LARGEST_PICTURE}, not {shown(img_size)}"
+        )
     if img_size is not None:
         own = replace(own, resolution=img_size)
     return supernet(point(own), num_classes, seed=seed, drop_path=drop_path, **settings)
