@@ -3,6 +3,7 @@ imported when it is needed: commands tell of mistakes before that."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -87,11 +88,12 @@ def _processor() -> tuple[str, int]:
 
 def require_memory(needed: int, what: str) -> None:
     """Refuse what cannot fit into this machine, before it is asked for."""
+    there = math.inf
     with suppress(AttributeError, OSError, ValueError):  # a system that does not tell
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > there:
-            sizes = f"{amount(needed)}B of memory; this machine has {amount(there)}B"
-            raise SuperformerError(f"{what} needs {sizes}: choose a smaller space or architecture")
+    if needed > there:
+        sizes = f"{amount(needed)}B of memory; this machine has {amount(there)}B"
+        raise SuperformerError(f"{what} needs {sizes}: choose a smaller space or architecture")
 
 
 @contextmanager

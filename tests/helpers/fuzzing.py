@@ -29,7 +29,8 @@ FREE = Stage({"mid1": (4, 6), "mid2": 4}, 2, {**WIDTH, "entry1": 4, "entry2": (4
 SMALL = [
     Space("small-vit", "vit", (VIT,), {"patch_size": (8, 4), "width": (8, 12)}, 16, RELATIVE),
     Space("small-resnet", "resnet", (FREE, FREE), {"stem": (4, 6)}, 32),
-    Space("small-nasvit", "nasvit", (Stage({}, (0, 1), MIXED),), {"stem": 8, "head": (5, 6), "resolution": (16, 32)}, 32,
+    Space("small-nasvit", "nasvit", (Stage({}, (0, 1), MIXED),), {"stem": 8, "head": (5, 6), "resolution": (16,
+    32)}, 32,
           {**RELEASED, "stages": "t", "strides": "2", "squeeze_excite": "1"}),
 ]  # fmt: skip
 """Beside the recipes' laptop spaces: options and families that those do not have."""
@@ -38,11 +39,15 @@ DEEP: Any = 1
 for _ in range(400):
     DEEP = [DEEP]
 ATOMS: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 3, 5, 7, 64, 97, 1000, 65536, 2**31, 2**63, 10**30, 0.5, -0.5, 1.5, 2.0, 1e-30, 1e30,
-    float("inf"), float("-inf"), float("nan"), "", "2", "yes", "off", "1&12", "inf", "local", "é\u0000", "x" * 300, [], {},
-    [1], [1, 1], [4, 2], [[1, 2]], [96, "1&12"], [0], [-4, 8], [True, False], {"a": 1}, {"ratio": [1, 2], "of": "width"},
+    None, True, False, 0, 1, -1, 2, 3, 5, 7, 64, 97, 1000, 65536, 2**31, 2**63, 10**30, 0.5, -0.5, 1.5, 2.0, 1e-30,
+    1e30,
+    float("inf"), float("-inf"), float("nan"), "", "2", "yes", "off", "1&12", "inf", "local", "é\u0000", "x" * 300,
+    [], {},
+    [1], [1, 1], [4, 2], [[1, 2]], [96, "1&12"], [0], [-4, 8], [True, False], {"a": 1}, {"ratio": [1, 2],
+    "of": "width"},
     {"ratio": [], "of": "width"}, {"ratio": ["a"], "of": "heads"}, {"ratio": [1e300], "of": "width"}, DEEP,
-    {"times": 2, "of": "heads"}, {"times": "2", "of": "heads"}, {"times": -3, "of": "mlp"}, {"times": 1, "of": "attn"},
+    {"times": 2, "of": "heads"}, {"times": "2", "of": "heads"}, {"times": -3, "of": "mlp"}, {"times": 1,
+    "of": "attn"},
     {"ratio": [1, 1.0000001], "of": "width"}, {"ratio": [float("nan")], "of": "width"}, {"times": 0.5, "of": 3},
 ]  # fmt: skip
 
@@ -98,8 +103,10 @@ def mutated(tree: Any, seed: int, most: int = 3, atoms: list[Any] = ATOMS) -> An
 def garbled(text: str, seed: int) -> str:
     """A text with characters gone, doubled, replaced, or with odd parts put in."""
     rng = random.Random(seed)
-    parts = ["{", "}", "[", "]", ":", ",", '"', "'", "\t", "\n  ", "&a ", "*a", "!!python/name:os.system ", "!!timestamp x",
-             "2024-13-45", "1e400", ".inf", ".nan", "9" * 5000, "? ", "- ", "\u0000", "é", "|", "%", "#", "<<: ", "~", "on"]  # fmt: skip
+    parts = ["{", "}", "[", "]", ":", ",", '"', "'", "\t", "\n  ", "&a ", "*a", "!!python/name:os.system ",
+    "!!timestamp x",
+             "2024-13-45", "1e400", ".inf", ".nan", "9" * 5000, "? ", "- ", "\u0000", "é", "|", "%", "#", "<<: ",
+             "~", "on"]  # fmt: skip
     for _ in range(rng.randint(1, 4)):
         at = rng.randint(0, len(text))
         kind, size = rng.randrange(4), rng.randint(1, 8)

@@ -11,7 +11,7 @@ import typer
 
 from superformer.cli import find, use
 from superformer.cli.arguments import app
-from superformer.errors import StoppedError, SuperformerError
+from superformer.errors import StoppedError, SuperformerError, shown
 from superformer.progress import note_interrupts
 
 __all__ = ["app", "find", "main", "use"]
@@ -39,6 +39,9 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         kept = "what was finished is kept, and the same command goes on from there"
         print(f"superformer: stopped; {kept}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # a name that is too long, a disk that went away
+        print(f"superformer: {shown(str(error.filename or 'a file'))}: {error.strerror or error}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if _out_of_memory(error):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -42,13 +43,13 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     name, path = str(recipe), Path(recipe)
     if name in names():
         text = (resources.files(__name__) / f"{name}.yaml").read_text()
-    elif path.suffix in (".yaml", ".yml") or path.is_file():
+    elif path.suffix in (".yaml", ".yml") or (len(name) < 4096 and os.path.isfile(name)):
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
     else:
-        raise RecipeError(f"unknown recipe {name!r}, and no file of that name: {nearest(name, names())}")
+        raise RecipeError(f"unknown recipe {shown(name)}, and no file of that name: {nearest(name, names())}")
     tree = parse_yaml(text, name)
     if path.name == "recipe.yaml" and (facts := path.with_name("run.json")).is_file():  # that of a run
         how = f"put back a copy of it, or copy {path} to another folder"
