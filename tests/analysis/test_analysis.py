@@ -13,6 +13,7 @@ import pytest
 from helpers.strategies import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from rich.console import Console
 
 import superformer as sf
@@ -21,8 +22,12 @@ from superformer.analysis.distributions import Distribution, conflict_ratios, di
 from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
+from superformer.report import write as write_report
+from superformer.runs import Run
+from superformer.runs.processes import World
 from superformer.runs.storage import load_network
 from superformer.search import search
+from superformer.search.space_evolution import _measure
 from superformer.space import Space, Stage
 
 numbers = st.lists(st.floats(0, 100), min_size=1, max_size=30)
@@ -201,6 +206,7 @@ def test_what_is_cheap(trained: Path) -> None:
     told = Console(record=True, width=300, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     found = analyse(trained, told)
     assert set(found) == {"conflicts", "supernet"}
+    assert "depths: left out (no networks" in told.export_text(clear=False)
     assert found == json.loads((trained / "analysis.json").read_text())
     assert {row["epoch"] for row in found["conflicts"]} == {1, 2}
     assert "distributions: left out (no random network" in told.export_text()
@@ -311,6 +317,59 @@ def test_attention_of_a_run(trained: Path) -> None:
     assert [row["block"] for row in found] == ["1-1", "2-1"]
     assert {row["arch"] for row in found} == {sf.Run.open(trained).space().smallest().key}
     assert all(0 < row["top5"] < 16 for row in found)
+
+
+def test_maps_of_a_run(trained: Path) -> None:
+    found = analyse(trained, parts=["maps"], changes={"picture": 3, "arch": "largest", "query": "0.4,0.6"})["maps"]
+    assert [row["block"] for row in found["maps"]] == ["1-1", "1-2", "2-1"]
+    assert found["maps"][0]["query"] == [1, 2]
+    drawn = (trained / "attention.svg").read_text()
+    assert "picture 3 of the search split" in drawn
+    page = write_report(trained).read_text()
+    assert "What blocks look at" in page
+    assert found["picture"] in page
+    Image.new("L", (40, 30), 90).save(trained / "grey.png")
+    changes = {"picture": str(trained / "grey.png"), "blocks": "1-1", "heads": True}
+    assert [row["head"] for row in analyse(trained, parts=["maps"], changes=changes)["maps"]["maps"]] == [0, 1]
+    for words, says in (
+        ({"picture": 10**6}, "search split has 0 to"),
+        ({"picture": "nowhere.png"}, "cannot be read"),
+        ({"query": "class"}, "no block of this network has a class token"),
+        ({"query": "1.5,0"}, "query"),
+        ({"blocks": "9-9"}, "no block '9-9'"),
+    ):
+        with pytest.raises(sf.SuperformerError, match=says):
+            analyse(trained, parts=["maps"], changes=words)
+
+
+def test_errors_by_the_number_of_blocks(trained: Path) -> None:
+    """S3, figure 3."""
+    with pytest.raises(sf.SuperformerError, match="depths samples=100"):
+        analyse(trained, parts=["depths"])
+    rows = analyse(trained, parts=["depths"], changes={"samples": 8, "top": 2})["depths"]
+    assert [(row["stage"], row["blocks"]) for row in rows] == [(0, 1), (0, 2)]  # the second stage has one number
+    subject = Subject.open(trained)
+    part = subject.space.narrow(depth={0: 2})
+    archs = part.sample(8, np.random.default_rng([0, 7, 2]))
+    want = sorted(want_of(subject, archs))
+    assert rows[1]["errors"] == pytest.approx(want)
+    assert rows[1]["top_tier"] == pytest.approx(np.mean(want[:2]))
+    assert "2 blocks" in (trained / "depths.svg").read_text()
+    assert "Errors by the number of blocks" in write_report(trained).read_text()
+
+
+def test_what_measured_a_space_is_its_own_draw(trained: Path) -> None:
+    """Draws of sub-spaces have the same value in all blocks of a stage: they are no draws of the space."""
+    run = Run.open(trained)
+    run.recipe_file.write_text(run.recipe_file.read_text().replace("samples: 1000", "samples: 6"))
+    entry, _ = _measure(run, run.recipe(), World(), lambda text: None)
+    errors = known_errors(Subject.open(trained))
+    assert len(errors) == 6
+    assert np.mean(errors) == pytest.approx(entry["expected"])
+    (found,) = distributions(trained)
+    assert found.errors == pytest.approx(sorted(errors))
+    rows = analyse(trained, parts=["depths"])["depths"]  # of the sub-spaces that were measured, too
+    assert [len(row["errors"]) for row in rows] == [6, 6]
 
 
 def test_mistakes(trained: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,7 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 import superformer as sf
 from superformer.analysis import attention
-from superformer.analysis.attention import Attended, attended, attention_distances, mean_distance, top_distance
+from superformer.analysis.attention import (
+    Attended,
+    attended,
+    attention_distances,
+    attention_maps,
+    mean_distance,
+    top_distance,
+)
+from superformer.draw import attention as drawing
 from superformer.elastic.positions import Places
 
 ATTENDING = st.one_of(*(SMALL[name] for name in ("vit", "vit_res", "swin", "twins", "nasvit") if name in SMALL))
@@ -269,3 +278,52 @@ def test_reach_of_a_network():
         )
         == []
     )
+
+
+# --- maps of a picture ---
+
+
+@settings(max_examples=25)
+@given(spaces_with_archs(1, ATTENDING), st.floats(0, 0.99), st.floats(0, 0.99), st.booleans())
+def test_maps_of_every_family(case, down, right, heads):
+    """S3, figures 4 and 8: shares of tokens within the window, the strongest keys first, and a picture of them."""
+    space, (arch,) = case
+    net, x = double(space), pictures(1, space)
+    every = [one for one in attended(net, x, arch) if one.places.real.any()]
+    if not every:
+        return
+    rows = attention_maps(net, x, arch, (down, right), [one.name for one in every], heads)
+    assert len(rows) == sum(one.weights.shape[2] if heads else 1 for one in every)
+    named = {one.name: one for one in every}
+    for row in rows:
+        one, (a, b) = named[row["block"]], row["query"]
+        assert (a, b) == (int(down * row["grid"][0]), int(right * row["grid"][1]))
+        own = one.map(a, b)[0]
+        want = own.mean(0) if row["head"] is None else own[row["head"]]
+        assert np.asarray(row["map"]) == pytest.approx(want.numpy(), abs=1e-5)
+        assert not np.asarray(row["map"])[np.asarray(row["seen"]) == 0].any()
+        shares = [share for *_, share in row["top"]]
+        assert shares == sorted(shares, reverse=True)
+        assert 1 <= len(shares) <= 5
+        top, left, side, share = row["top"][0]
+        assert share == pytest.approx(np.asarray(row["map"]).max() * one.places.side**2, abs=1e-4)
+        assert np.asarray(row["map"])[top : top + side, left : left + side].sum() == pytest.approx(share, abs=1e-4)
+    drawn = drawing.draw({"picture": drawing.png(np.zeros((8, 8, 3))), "about": "nothing", "maps": rows})
+    texts = [e.text for e in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("1") == len(rows)  # every panel numbers its keys
+
+
+def test_maps_of_the_class_token():
+    """ViTAS v1, figure 4."""
+    space, size = WHERE["class token"]
+    net, x = sf.supernet(space, 5), torch.randn(1, 3, *size)
+    (row,) = attention_maps(net, x, query="class")
+    one = next(attended(net, x))
+    assert row["query"] is None
+    assert np.asarray(row["map"]) == pytest.approx(one.weights[0, 0, :, 0, 1:].mean(0).view(4, 3).numpy(), abs=1e-5)
+    torch.testing.assert_close(one.class_map()[0].flatten(1), one.weights[0, 0, :, 0, 1:])
+    swin, size = WHERE["one window"]
+    with pytest.raises(sf.SuperformerError, match="no block of this network has a class token: give a place"):
+        attention_maps(sf.supernet(swin, 5), torch.randn(1, 3, *size), query="class")
+    with pytest.raises(sf.SuperformerError, match="did you mean '1-1'"):
+        attention_maps(net, x, blocks=["1-11"])
