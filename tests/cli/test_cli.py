@@ -24,6 +24,12 @@ def test_listing_commands(command):
     one = json.loads(command("spaces", "vitas-block", "--json")[1])
     assert sf.Space.from_json(json.dumps(one["space"])) == sf.space("vitas-block")
     assert [row["name"] for row in json.loads(command("models", "--json")[1])] == sf.models()
+    scaled = json.loads(command("models", "vitas_1g", "--macs", "1.3G", "--json")[1])
+    assert abs(scaled["macs"] - 1.3e9) < 0.02 * 1.3e9
+    assert sf.Arch.from_json(json.dumps(scaled["arch"])).key == scaled["key"]
+    assert scaled["blocks"] == "9"
+    status, _, error = command("models", "--macs", "600M")
+    assert (status, error.count("needs the name of a network")) == (2, 1)
     model = json.loads(command("models", "vitas_1g", "--json")[1])
     assert (model["macs"], model["params"]) == (958618176, 4400248)
 

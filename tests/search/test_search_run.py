@@ -301,6 +301,8 @@ def test_mistakes(trained: Path, tmp_path: Path) -> None:
         search(trained, {}, "nsga")
     with pytest.raises(SuperformerError, match="did you mean 'population'"):
         search(trained, {}, "nsga2", {"populaton": 3})
+    with pytest.raises(SuperformerError, match="depth=budget needs a stage of equal blocks"):
+        search(trained, {}, "nsga2", {"depth": "budget"})
     with pytest.raises(SuperformerError, match="objectives are accuracy and then"):
         search(trained, {}, "nsga2", {"objectives": "macs,accuracy"})
     with pytest.raises(RunError, match="there is no run"):
