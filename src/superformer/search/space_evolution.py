@@ -226,7 +226,7 @@ def _for(recipe: Recipe, space: Space, folder: Path, t: int) -> Recipe:
     """The recipe of the t-th space; its supernet begins with what fits of the one before."""
     before = {"run": str(folder / "spaces" / str(t - 1)), "timm": None} if t else {}
     start = recipe.start.model_copy(update=before)
-    said = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
+    said: dict[str, Any] = {"narrow": {}, "private": None, "identity": None}  # what they changed is in the space
     return recipe.model_copy(update={"space": json.loads(space.to_json()), "start": start, **said})
 
 
