@@ -45,7 +45,7 @@ def odd() -> Arch:
             "rank of a very long and unheard-of kind <&>": 1 / 3,
             "heads": 3,
             "mlp": "auto",
-            "attn": float("inf"),
+            "attn": 1e300,
         }
     )
     return Arch(

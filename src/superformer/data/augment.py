@@ -114,8 +114,6 @@ def check_normalisation(settings: Data) -> None:
     for name, values in (("mean", settings.mean), ("std", settings.std)):
         if len(values) not in (1, 3):
             raise SuperformerError(f"data.{name} has {len(values)} values; pictures are RGB: give 3, or 1 for all")
-    if min(settings.std) <= 0:
-        raise SuperformerError(f"data.std is {settings.std}; every deviation must be above 0")
 
 
 def normalise(x: Tensor, settings: Data) -> Tensor:
