@@ -21,8 +21,8 @@ from superformer.recipes.settings import Weights as Weights
 from superformer.settings import SettingsBase, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
+from superformer.spaces import catalogue
 from superformer.spaces import space as published_space
-from superformer.spaces import spaces as published_spaces
 
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
@@ -88,8 +88,8 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
     sizes = tree.get("sizes") or {}
     if isinstance(sizes, Mapping) and sizes:
         for name, own in sizes.items():
-            if name not in published_spaces():
-                raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), published_spaces())}")
+            if name not in (known := catalogue("spaces")):
+                raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), known)}")
             if not isinstance(own, Mapping):
                 raise RecipeError(f"{where}: sizes.{name} must be a tree of settings, not {own!r}")
             sized = merged(given, own) | {"space": name, "sizes": {}}
