@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -63,3 +67,10 @@ def disk_errors(path: Path) -> Iterator[None]:
             what = f"{path} cannot be written (no permission, or a read-only disk)"
             raise SuperformerError(f"{what}: choose another folder, or change its permissions") from error
         raise StoppedError(f"{path} could not be written: {error}") from error
+
+
+@functools.cache
+def catalogue(kind: str) -> Mapping[str, Any]:
+    """The published ``spaces`` or ``models`` by name, told without torch from what ``docs/catalogue.py`` wrote."""
+    text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
+    return dict(json.loads(text)[kind])

@@ -14,8 +14,8 @@ from rich.markup import escape
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
 from superformer.errors import SuperformerError, nearest, unknown
+from superformer.files import catalogue
 from superformer.settings import RUNTIMES
-from superformer.spaces import catalogue
 
 
 @app.command()

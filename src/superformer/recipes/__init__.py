@@ -16,12 +16,12 @@ from typing import Any, get_args
 import yaml
 
 from superformer.errors import SuperformerError, nearest
+from superformer.files import catalogue
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
 from superformer.settings import SettingsBase, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
-from superformer.spaces import catalogue
 from superformer.spaces import space as published_space
 
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from superformer.errors import unknown
@@ -21,13 +19,6 @@ if TYPE_CHECKING:
 PUBLISHED = ("vitas.", "s3.AUTOFORMER_", "vit_resnas.", "s3.", "vitas.TWINS_", "nasvit.", "vitas.RESNET_")
 """Where, in the order of the lists: modules of this package with their ``SPACES`` and ``MODELS``. They build spaces,
 which needs torch, and so are imported when they are asked for."""
-
-
-@functools.cache
-def catalogue(kind: str) -> Mapping[str, Any]:
-    """The published ``spaces`` or ``models`` by name, told without torch from what ``docs/catalogue.py`` wrote."""
-    text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
-    return dict(json.loads(text)[kind])
 
 
 @functools.cache
