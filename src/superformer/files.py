@@ -5,12 +5,14 @@ with a checksum is read with it: a JSON object has it as a member, a line of JSO
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -206,3 +208,10 @@ def unseal(text: str, path: Path, how: str, *, sealed: bool = False) -> str:
     if mark and given != digest(body.encode()) + "\n":
         raise DamagedError(f"{path} is not as it was written (its checksum differs): {how}")
     return body if mark else text
+
+
+@functools.cache
+def catalogue(kind: str) -> Mapping[str, Any]:
+    """The published ``spaces`` or ``models`` by name, told without torch from what ``docs/catalogue.py`` wrote."""
+    text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
+    return dict(json.loads(text)[kind])

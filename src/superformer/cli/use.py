@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,14 +14,8 @@ from rich.markup import escape
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
 from superformer.errors import SuperformerError, nearest, unknown
+from superformer.files import catalogue
 from superformer.settings import RUNTIMES, read_amount
-
-
-@functools.cache
-def catalogue(kind: str) -> Mapping[str, Any]:
-    """The published ``spaces`` or ``models`` by name, told without torch from what ``docs/catalogue.py`` wrote."""
-    text = (resources.files("superformer") / "spaces" / "catalogue.json").read_text("utf-8")
-    return dict(json.loads(text)[kind])
 
 
 @app.command()

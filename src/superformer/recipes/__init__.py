@@ -24,7 +24,6 @@ from superformer.settings import LARGEST_PICTURE, SettingsBase, check_tree, load
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.spaces import space as published_space
-from superformer.spaces import spaces as published_spaces
 
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
@@ -84,8 +83,8 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
     sizes = tree.get("sizes") or {}
     if isinstance(sizes, Mapping) and sizes:
         for name, own in sizes.items():
-            if name not in published_spaces():
-                raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), published_spaces())}")
+            if name not in (known := files.catalogue("spaces")):
+                raise RecipeError(f"{where}: sizes: unknown space {name!r}: {nearest(str(name), known)}")
             if not isinstance(own, Mapping):
                 raise RecipeError(f"{where}: sizes.{name} must be a tree of settings, not {shown(own)}")
             sized = merged(given, own) | {"space": name, "sizes": {}}
