@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from superformer.errors import SuperformerError, nearest
-from superformer.settings import LARGEST_PICTURE, Channels, Deviations, Limits, Range, Runtime, SettingsBase
+from superformer.settings import LARGEST_PICTURE, Channels, Deviations, Range, Runtime, SettingsBase
+from superformer.settings import Limits as Limits
 
 # --- searching ---
 
