@@ -47,6 +47,11 @@ class World:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         return World(rank, size, device)
 
+    @staticmethod
+    def joined() -> bool:
+        """Whether whoever called has joined already, and will leave: a group cannot be formed twice."""
+        return dist.is_available() and dist.is_initialized()
+
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

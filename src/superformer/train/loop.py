@@ -41,14 +41,15 @@ def train(
 ) -> Run:
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
     ``changes`` are ``key=value`` words for a recipe given by name or file."""
-    world = World.join()
+    inside, world = World.joined(), World.join()
     keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
         with torch_threads(settings.train.threads):
             return _train(settings, data_spec, Path(folder), world, quiet(console if world.first else None))
     finally:
-        world.leave()
+        if not inside:
+            world.leave()
 
 
 def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Console) -> Run:

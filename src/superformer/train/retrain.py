@@ -72,11 +72,15 @@ def retrain(
     arch, asked = run.arch(which), read_changes(run.recipe(), changes, f"{run.folder} retrained")
     check_start(run, arch, asked)
 
-    world = World.join()
-    if world.first:
-        note_command(run.folder)
-    inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
-    done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+    inside, world = World.joined(), World.join()
+    try:
+        if world.first:
+            note_command(run.folder)
+        inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
+        done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+    finally:
+        if not inside:
+            world.leave()
     model = run.folder / "model"
     if not world.first:
         return Retrained(model, [])
