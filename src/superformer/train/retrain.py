@@ -128,7 +128,10 @@ def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: C
     home = run.folder / "retrained"
     last = Run(home / f"{wanted.key}-{asked.weights}{mark}")
     earlier = last.recipe_file.exists() and last.earlier_version
-    start, origin = (inherited, "inherited") if asked.weights == "finetuned" else (None, "")
+    start: Path | Run | None = None
+    origin = ""
+    if asked.weights == "finetuned":
+        start, origin = inherited, "inherited"
     if asked.start:
         start, origin = None, " ".join(str(value) for value in asked.start.values())
     seed, stages = f"seed={asked.seed}", list[_Stage]()
@@ -138,14 +141,14 @@ def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: C
         own = first.recipe() if first.recipe_file.exists() else None  # whatever words began it
         own = own or retrain_recipe(recipe, arch, asked, [*asked.first(), seed], macs, where)
         stages.append(_trained(run, own, _Stage(first, arch, asked.seed, origin), start, console))
-        start, origin = write_trained(run, first), f"{asked.weights}, {arch.resolution} pixels"
+        start, origin = first, f"{asked.weights}, {arch.resolution} pixels"
     own = retrain_recipe(recipe, wanted, asked, [*asked.changes, seed], macs, where, larger)
     if earlier:  # it keeps its settings; words must not change them
         own = from_tree(last.recipe().model_dump(mode="json"), where, asked.changes)
     return [*stages, _trained(run, own, _Stage(last, wanted, asked.seed, origin), start, console)]
 
 
-def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | None, console: Console | None) -> _Stage:
+def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | Run | None, console: Console | None) -> _Stage:
     begun, there = time.monotonic(), stage.run.supernet_file.exists()
     tell = teller(quiet(console if World.join().first else None))
     tell(f"{stage.arch.key}, {stage.arch.resolution} pixels, seed {stage.seed}, from {stage.origin or 'new weights'}")
@@ -201,22 +204,17 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
     return folder
 
 
-def write_trained(run: Run, trained: Run) -> Path:
-    """The folder of a network that was trained by itself, written now if there is none."""
-    world, folder = World.join(), trained.folder / "model"
-    if world.first and not (folder / CONFIG).exists():
-        _save(run, load_supernet(trained.supernet_file), folder)
-    world.wait()
-    return folder
-
-
-def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
+def train_network(
+    run: Run, recipe: Recipe, home: Path, start: Path | Run | None, console: Console | None = None
+) -> Run:
     """Train the network of a recipe (`superformer.recipes`) in ``home``, from the weights of the network in
-    ``start`` if there is one. Killed, the same call goes on."""
+    ``start`` if there is one: its folder, or the run that trained it, which also has heads that only training needs.
+    Killed, the same call goes on."""
     own, changes = Run(home), dict[str, Any]()
     if start is not None:
         begun = own.recipe_file.exists()  # the same words, even if the run was moved since
-        changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update={"network": str(start)})
+        given = {"run": str(start.folder)} if isinstance(start, Run) else {"network": str(start)}
+        changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update=given)
     # what the supernet's recipe keeps from decay, this network need not have
     net = recipe_skeleton(recipe, len(run.facts()["classes"]))
     dead = unmatched(run.recipe().optimizer.no_decay, net)
