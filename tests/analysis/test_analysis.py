@@ -17,13 +17,16 @@ from PIL import Image
 from rich.console import Console
 
 import superformer as sf
+from superformer import files
 from superformer.analysis import correlation
 from superformer.analysis.distributions import Distribution, conflict_ratios, distributions, known_errors
 from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
+from superformer.recipes import dump
+from superformer.recipes.settings import SpaceEvolution
 from superformer.report import write as write_report
-from superformer.runs import Run
+from superformer.runs import Run, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import load_network
 from superformer.search import search
@@ -207,7 +210,7 @@ def test_what_is_cheap(trained: Path) -> None:
     found = analyse(trained, told)
     assert set(found) == {"conflicts", "supernet"}
     assert "depths: left out (no networks" in told.export_text(clear=False)
-    assert found == json.loads((trained / "analysis.json").read_text())
+    assert found == stored.read(trained / "analysis.json")
     assert {row["epoch"] for row in found["conflicts"]} == {1, 2}
     assert "distributions: left out (no random network" in told.export_text()
     assert not (trained / "history.db").exists()
@@ -361,7 +364,8 @@ def test_errors_by_the_number_of_blocks(trained: Path) -> None:
 def test_what_measured_a_space_is_its_own_draw(trained: Path) -> None:
     """Draws of sub-spaces have the same value in all blocks of a stage: they are no draws of the space."""
     run = Run.open(trained)
-    run.recipe_file.write_text(run.recipe_file.read_text().replace("samples: 1000", "samples: 6"))
+    recipe = run.recipe().model_copy(update={"evolve": SpaceEvolution(samples=6)})
+    run.recipe_file.write_text(files.seal(dump(recipe)))
     entry, _ = _measure(run, run.recipe(), World(), lambda text: None)
     errors = known_errors(Subject.open(trained))
     assert len(errors) == 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from superformer.analysis.bench import FRONT_NETWORKS, bench, network_sources, s
 from superformer.cost.latency import Job, machine, measure_jobs, pictures, runners
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import TrainedRun
-from superformer.runs import Run
+from superformer.runs import Run, stored
 from superformer.runs.storage import save_network
 from superformer.search import search
 from superformer.space import Space
@@ -72,7 +71,7 @@ def test_the_front_of_a_run(searched: Path) -> None:
         assert 0 < row["median"] <= row["p90"]
         assert row["throughput"] == pytest.approx(row["batch"] / row["median"])
     assert found["machine"] == machine()
-    assert json.loads((searched / "bench.json").read_text()) == found
+    assert stored.read(searched / "bench.json") == found
 
 
 def test_the_retrained_network_of_a_run_and_those_that_are_named(searched: Path) -> None:

@@ -37,7 +37,7 @@ WORDS = {"population": 12, "generations": 5}
 def test_the_front_lies_within_the_limits(trained: Path) -> None:
     found = search(trained, {"macs": (0, 3e5)}, "nsga2", WORDS)
     assert found["front"]
-    assert found == json.loads((trained / "front.json").read_text())
+    assert found == stored.read(trained / "front.json")
     space = sf.Run.open(trained).space()
     for row in found["front"]:
         arch = sf.Arch.from_json(json.dumps(row["arch"]))

@@ -102,7 +102,7 @@ def test_larger_pictures_in_the_papers_order(quick: Path, weights: str) -> None:
         f"{weights}, 16 pixels",
     ]
     first, second = (Run.open(quick / "retrained" / f"{a.key}-{weights}") for a in (own, larger))
-    assert second.recipe().start.network == str(first.folder / "model")
+    assert second.recipe().start.run == str(first.folder)
     settings = second.recipe().optimizer
     assert (settings.schedule, settings.lr, settings.weight_decay) == ("constant", 1e-5, 1e-8)
     assert (first.recipe().optimizer.schedule, second.recipe().train.epochs) == ("cosine", 0.1)
@@ -129,7 +129,6 @@ def test_larger_pictures_begin_with_what_is_there(quick: Path) -> None:
 
     weights = load_file(first.supernet_file), load_file(second.supernet_file)
     shutil.rmtree(second.folder)
-    shutil.rmtree(first.folder / "model")
     first.supernet_file.unlink()
     list_checkpoints(first.checkpoints)[-1].unlink()
     again = retrain(quick, "best", "img_size=32", "optimizer.lr=1e-4")
@@ -286,3 +285,11 @@ def test_seeds_on_the_command_line(quick: Path, command: Callable[..., tuple[int
     status, _, said = command("retrain", "--run", str(quick), "--seeds", "0")
     assert status == 2
     assert "at least one seed" in said
+
+
+def test_two_processes_train_one_after_the_other(quick: Path) -> None:
+    """Both trainings of a command, and every seed, in one group of processes: a group is not formed twice."""
+    done = superformer("retrain", "--run", str(quick), "img_size=32", "--seeds", "2", "train.epochs=0.1", processes=2)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((quick / "retrained.json").read_text())["rows"]
+    assert [(r["img_size"], r.get("seeds")) for r in rows] == [(16, None), (16, [0, 1]), (32, [0, 1])]

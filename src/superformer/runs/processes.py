@@ -53,6 +53,11 @@ class World:
             dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
         return World(rank, size, device)
 
+    @staticmethod
+    def joined() -> bool:
+        """Whether whoever called has joined already, and will leave: a group cannot be formed twice."""
+        return dist.is_available() and dist.is_initialized()
+
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -223,7 +223,7 @@ def _evolve(
         last = t == settings.evolve.rounds
         tell(f"space {t}: {space.size:.3g} architectures")
         here = folder if last else folder / "spaces" / str(t)
-        run = train(_for(settings, space, folder, t), spec, here, console=console, world=world)
+        run = train(_for(settings, space, folder, t), spec, here, console=console)
         if world.first:
             note_command(folder)
         entry, trends = _measure(run, settings, world, tell)

@@ -41,20 +41,18 @@ from superformer.train.warm_start import from_settings
 
 
 def train(
-    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None,
-    world: World | None = None,
-) -> Run:  # fmt: skip
+    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None
+) -> Run:
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
-    ``changes`` are ``key=value`` words for a recipe given by name or file. ``world``: the processes of a caller that
-    goes on with them."""
-    stays, world = world is not None, world or World.join()
+    ``changes`` are ``key=value`` words for a recipe given by name or file."""
+    inside, world = World.joined(), World.join()
     keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
         with torch_threads(settings.train.threads):
             return _train(settings, data_spec, Path(folder), world, quiet(console if world.first else None))
     finally:
-        if not stays:
+        if not inside:
             world.leave()
 
 

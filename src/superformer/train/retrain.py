@@ -70,14 +70,17 @@ def retrain(
     run.require_trained()
     arch, asked = run.arch(which), read_changes(run.recipe(), changes, f"{run.folder} retrained")
     check_start(run, arch, asked)
-    if not _last(run, arch, asked).recipe_file.exists():
-        check_settings(without_dead_words(run, _recipe(run, arch, asked)), run.facts()["data"])
-
-    world = World.join()
-    if world.first:
-        note_command(run.folder)
-    inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
-    done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+    inside, world = World.joined(), World.join()
+    try:
+        if not _last(run, arch, asked).recipe_file.exists():
+            check_settings(without_dead_words(run, _recipe(run, arch, asked)), run.facts()["data"])
+        if world.first:
+            note_command(run.folder)
+        inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
+        done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+    finally:
+        if not inside:
+            world.leave()
     model = run.folder / "model"
     if not world.first:
         return Retrained(model, [])
@@ -135,7 +138,10 @@ def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: C
     for. What is there already is used, what is half done goes on."""
     wanted, last, stages = _at(arch, asked.img_size), _last(run, arch, asked), list[_Stage]()
     earlier = last.recipe_file.exists() and last.earlier_version
-    start, origin = (inherited, "inherited") if asked.weights == "finetuned" else (None, "")
+    start: Path | Run | None = None
+    origin = ""
+    if asked.weights == "finetuned":
+        start, origin = inherited, "inherited"
     if asked.start:
         start, origin = None, " ".join(str(value) for value in asked.start.values())
 
@@ -143,14 +149,14 @@ def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: C
         first = _last(run, arch, asked, arch.resolution)
         own = first.recipe() if first.recipe_file.exists() else _recipe(run, arch, asked, first=True)  # whatever words
         stages.append(_trained(run, own, _Stage(first, arch, asked.seed, origin), start, console))
-        start, origin = write_trained(run, first), f"{asked.weights}, {arch.resolution} pixels"
+        start, origin = first, f"{asked.weights}, {arch.resolution} pixels"
     own = _recipe(run, arch, asked)
     if earlier:  # it keeps its settings; words must not change them
         own = from_tree(last.recipe().model_dump(mode="json"), f"{run.folder} retrained", asked.changes)
     return [*stages, _trained(run, own, _Stage(last, wanted, asked.seed, origin), start, console)]
 
 
-def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | None, console: Console | None) -> _Stage:
+def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | Run | None, console: Console | None) -> _Stage:
     begun, there = time.monotonic(), stage.run.supernet_file.exists()
     tell = teller(quiet(console if World.join().first else None))
     tell(f"{stage.arch.key}, {stage.arch.resolution} pixels, seed {stage.seed}, from {stage.origin or 'new weights'}")
@@ -206,22 +212,17 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
     return folder
 
 
-def write_trained(run: Run, trained: Run) -> Path:
-    """The folder of a network that was trained by itself, written now if there is none."""
-    world, folder = World.join(), trained.folder / "model"
-    if world.first and not (folder / CONFIG).exists():
-        _save(run, load_supernet(trained.supernet_file), folder)
-    world.wait()
-    return folder
-
-
-def train_network(run: Run, recipe: Recipe, home: Path, start: Path | None, console: Console | None = None) -> Run:
+def train_network(
+    run: Run, recipe: Recipe, home: Path, start: Path | Run | None, console: Console | None = None
+) -> Run:
     """Train the network of a recipe (`superformer.recipes`) in ``home``, from the weights of the network in
-    ``start`` if there is one. Killed, the same call goes on."""
+    ``start`` if there is one: its folder, or the run that trained it, which also has heads that only training needs.
+    Killed, the same call goes on."""
     own, changes = Run(home), dict[str, Any]()
     if start is not None:
         begun = own.recipe_file.exists()  # the same words, even if the run was moved since
-        changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update={"network": str(start)})
+        given = {"run": str(start.folder)} if isinstance(start, Run) else {"network": str(start)}
+        changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update=given)
     changed = without_dead_words(run, recipe).model_copy(update=changes)
     return train(changed, run.facts()["data"], home, console=console)
 
