@@ -65,6 +65,7 @@ HOSTILE = {
     "values without end": changed(lambda t: t["choices"].update(width=list(range(1, 5000)))),
     "a multiple of itself": changed(lambda t: t["stages"][0]["block"].update(mlp={"times": 2, "of": "mlp"})),
     "a multiple of a list": changed(lambda t: t["stages"][0]["block"].update(mlp={"times": 2, "of": [1]})),
+    "many times": changed(lambda t: t["stages"][0]["block"].update(mlp={"times": [2], "of": "width"})),
     "a ratio of words": changed(lambda t: t["stages"][0]["block"].update(mlp={"ratio": ["a"], "of": "width"})),
     "a ratio too large": changed(lambda t: t["stages"][0]["block"].update(mlp={"ratio": [1e300], "of": "width"})),
     "nothing of a width": changed(lambda t: t["stages"][0]["block"].update(mlp={"ratio": [1e-9], "of": "width"})),

@@ -109,7 +109,7 @@ def spec_of(name: str, given: object) -> Spec:
     spec = given if isinstance(given, Choice | Ratio | Times | Divided) else Choice(tuple(plain(v) for v in values))
     if not spec.values:
         raise SpaceError(f"{name} has no value to choose from")
-    if len(set(spec.values)) != len(spec.values):
+    if len(set(map(plain, spec.values))) != len(spec.values):
         raise SpaceError(f"{name} names a value twice: {', '.join(map(str, spec.values))}")
     return spec
 
