@@ -1,5 +1,6 @@
-"""The guard against silent departures: what the papers print (the tables beside this file, each entry under its section)
-against the shipped recipes and spaces. A changed default shows here; so does a setting of a recipe that no table has."""
+"""The guard against silent departures: what the papers print (the tables beside this file, each entry under its
+section) against the shipped recipes and spaces. A changed default shows here, and so does a setting of a recipe that no
+table has."""
 
 from __future__ import annotations
 

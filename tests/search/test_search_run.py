@@ -25,7 +25,7 @@ from superformer.cost.runtimes import measuring_device
 from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
 from superformer.evaluation.evaluator import Score, evaluate
-from superformer.runs import RunError
+from superformer.runs import RunError, stored
 from superformer.search import front, search
 from superformer.search import front as module
 from superformer.search import scores as racing
