@@ -45,7 +45,7 @@ def odd() -> Arch:
             "rank of a very long and unheard-of kind <&>": 1 / 3,
             "heads": 3,
             "mlp": "auto",
-            "attn": 1e300,
+            "attn": "inf",
         }
     )
     return Arch(

@@ -204,7 +204,7 @@ def test_odd_maps_are_merged_with_zeros():
             {"window": (4, 12)},
             r"a window of 12 is larger than the map of stage 0, 10 x 10 tokens at 40 pixels.* write 10 instead",
         ),
-        ({"window": 0}, "one token or more"),
+        ({"window": 0}, "whole number from 1"),
         ({"attn": 9}, "does not divide into 2 heads"),
         ({"img_size": 42}, "does not divide into patches of 4"),
     ],

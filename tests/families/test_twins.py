@@ -126,7 +126,7 @@ def test_types_share_norms_and_mlp_on_demand():
         ({"heads": 3}, {}, "does not divide into 3 heads"),
         ({}, {"patch": 5}, "does not divide into patches of 5"),
         ({}, {"sr": 16}, "too small"),
-        ({}, {"ws": 0}, "above 0"),
+        ({}, {"ws": 0}, "whole number from 1"),
     ],
 )
 def test_spaces_that_cannot_be(block, options, message):

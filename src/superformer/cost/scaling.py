@@ -30,7 +30,7 @@ from superformer.space.costs import cost
 from superformer.space.sampling import Limits, excess, say_cost
 from superformer.space.schema import family
 from superformer.space.stage import Floats
-from superformer.space.stage import scaled as multiple
+from superformer.space.stage import following
 from superformer.spaces import arch as published_arch
 from superformer.spaces import model
 from superformer.spaces import space as published_space
@@ -85,6 +85,8 @@ def scaled(
         found = _on_path(proportions(own, home), costs, target, MEASURED)[0]
     elif home is None:
         costs = functools.cache(lambda a: _exact(name, point(a), [a], num_classes, img_size)[0])
+        if costs(own) == target:  # also where a choice costs nothing, such as an MLP without blocks
+            return own.canonical()
         found = _around(proportions(own), costs, target)
     else:
 
@@ -265,7 +267,7 @@ def _chosen(
             was = old[spec.of]
             assert isinstance(was, int | float)
             share = _near([v for v in spec.values if not isinstance(v, str)], own / was)
-        out[name] = multiple(base, share)
+        out[name] = following(spec, base, share)
         return out[name]
 
     for name in specs:

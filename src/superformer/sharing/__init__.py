@@ -80,13 +80,13 @@ class Sharing:
         return ((axis.size - width, axis.size),) if side == "right" else ((0, width),)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _cyclic_start(widths: tuple[int, ...], width: int) -> int:
     """The channel where the run of ``width`` channels starts: as the mapping for this axis's own widths says."""
     return starts(widths)[widths.index(width)]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _group_start(widths: tuple[int, ...], unit: int, width: int) -> int:
     """The same by the mapping of ``1..l`` groups. The widths of an axis are whole groups of channels if at most 16
     groups make that possible. Otherwise the axis is ruled in ten: a width takes the start of the nearest number of
