@@ -17,8 +17,6 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """What runs networks: torch as it is, torch.compile, ONNX Runtime."""
 
 
-LARGEST_PICTURE = 4096
-"""Pixels in a row of the largest input."""
 LARGEST = 1e18
 """The largest number of any setting: of no MACs, pictures or steps are there more."""
 MOST_PARTS, DEEPEST, LONGEST = 100_000, 50, 2**20

@@ -24,7 +24,7 @@ from superformer.analysis.run import analyse, predicted_latency
 from superformer.analysis.subject import Subject, standalone
 from superformer.evaluation.evaluator import Evaluator
 from superformer.recipes import dump
-from superformer.recipes.settings import SpaceEvolution
+from superformer.recipes.searching import SpaceEvolution
 from superformer.report import write as write_report
 from superformer.runs import Run, stored
 from superformer.runs.processes import World

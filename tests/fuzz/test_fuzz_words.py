@@ -13,7 +13,7 @@ import superformer as sf
 from superformer import recipes
 from superformer.analysis.settings import chosen
 from superformer.errors import StoppedError
-from superformer.recipes.settings import METHODS, Options, method_settings, split_options
+from superformer.recipes.searching import METHODS, Options, method_settings, split_options
 from superformer.settings import SettingsBase, read_amount, read_bytes, read_key_value, read_seconds
 from superformer.train.loop import require_finite
 

@@ -7,6 +7,7 @@ import timm
 import yaml
 
 import superformer as sf
+from superformer import files
 from superformer.data.augment import TimmTransform
 from superformer.recipes import (
     Recipe,
@@ -221,8 +222,8 @@ def test_a_recipe_of_an_earlier_version_means_what_it_meant(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     assert resolve(path).optimizer.own_no_decay  # no run: a recipe of today
-    for facts, new in (("{}", False), ('{"format": 2}', True)):
-        (tmp_path / "run.json").write_text(facts)
+    for facts, new in (({}, False), ({"format": 2}, True)):
+        files.write_object(tmp_path / "run.json", facts)
         read = resolve(path)
         assert (read.optimizer.own_no_decay, read.loss.teacher_size == "own") == (new, new)
         assert read.loss.teacher_weight in (None, 1.0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.cost import cost
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes.settings import METHODS, Evolution, method_with_changes
+from superformer.recipes.searching import METHODS, Evolution, method_with_changes
 from superformer.search import Problem, method, names, register, settings_of
 from superformer.search.methods import every
 from superformer.search.problem import canonical

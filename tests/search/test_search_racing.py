@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Score, count_copies, varied_copies
-from superformer.recipes.settings import Options, split_options
+from superformer.recipes.searching import Options, split_options
 from superformer.search import method
 from superformer.search import scores as racing
 from superformer.search.problem import front

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.recipes import space_of
-from superformer.recipes.settings import SpaceEvolution
+from superformer.recipes.searching import SpaceEvolution
 from superformer.search.space_evolution import Dimension, dimensions, et_error, evolved, trend
 
 

@@ -33,7 +33,7 @@ from superformer.analysis.subject import Standalone, Subject
 from superformer.errors import InfeasibleError, SuperformerError, amount
 from superformer.evaluation.evaluator import Score
 from superformer.progress import each, quiet
-from superformer.recipes.settings import Options
+from superformer.recipes.searching import Options
 from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.search import rounds, with_progress

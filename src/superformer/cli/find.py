@@ -81,7 +81,7 @@ def search(
         limits["throughput"] = (read_amount(throughput_min, "--throughput-min"), math.inf)
     own = dict(map(read_key_value, changes or []))
 
-    from superformer.recipes.settings import method_with_changes, split_options
+    from superformer.recipes.searching import method_with_changes, split_options
 
     method_with_changes(trained_run(run).recipe().search, method, split_options(own)[1])
     with computing():

@@ -29,8 +29,7 @@ from superformer.space.arch import Value
 from superformer.space.costs import cost
 from superformer.space.sampling import Limits, excess, say_cost
 from superformer.space.schema import family
-from superformer.space.stage import Floats
-from superformer.space.stage import following
+from superformer.space.stage import Floats, following
 from superformer.spaces import arch as published_arch
 from superformer.spaces import model
 from superformer.spaces import space as published_space

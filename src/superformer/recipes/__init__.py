@@ -20,9 +20,9 @@ from superformer import files
 from superformer.errors import SuperformerError, nearest, shown
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
-from superformer.settings import LARGEST_PICTURE, SettingsBase, check_tree, load_yaml, read_key_value
+from superformer.settings import SettingsBase, check_tree, load_yaml, read_key_value
 from superformer.space import Space, point
-from superformer.space.arch import Arch
+from superformer.space.arch import LARGEST_PICTURE, Arch
 from superformer.spaces import space as published_space
 
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

@@ -12,7 +12,7 @@ from superformer.draw.sketch import space_table
 from superformer.errors import SuperformerError, amount
 from superformer.machine import machine
 from superformer.recipes import names, resolve
-from superformer.recipes.settings import Options, method_settings
+from superformer.recipes.searching import Options, method_settings
 from superformer.report.inputs import NOTHING, Inputs, count
 from superformer.report.markup import Section, command, details, pairs, paragraph, several, table, tag
 from superformer.space.costs import Exact

@@ -34,8 +34,8 @@ from superformer.evaluation.evaluator import TOGETHER, Score, TrainedRun, count_
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.machine import tell_if_busy
 from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
-from superformer.recipes.settings import method_settings as settings_of
-from superformer.recipes.settings import split_options
+from superformer.recipes.searching import method_settings as settings_of
+from superformer.recipes.searching import split_options
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front

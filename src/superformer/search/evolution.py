@@ -41,7 +41,7 @@ from pymoo.operators.crossover.pntx import TwoPointCrossover
 from pymoo.operators.mutation.pm import mut_pm
 from pymoo.operators.selection.tournament import TournamentSelection
 
-from superformer.recipes import settings as recipe
+from superformer.recipes import searching as recipe
 from superformer.search.methods import Proposer
 from superformer.search.problem import Floats, Ints, Problem, alive, canonical, ordered, reach
 from superformer.space import Genes, Space

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from superformer.errors import InfeasibleError, SuperformerError
-from superformer.recipes import settings as recipe
-from superformer.recipes.settings import METHODS, method_settings
+from superformer.recipes import searching as recipe
+from superformer.recipes.searching import METHODS, method_settings
 from superformer.search.problem import Flags, Floats, Ints, Problem, canonical, front, minimised
 from superformer.settings import SettingsBase
 from superformer.space import Genes, Space

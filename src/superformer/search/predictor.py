@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superformer.recipes import settings as recipe
+from superformer.recipes import searching as recipe
 from superformer.search.evolution import pairs
 from superformer.search.methods import Proposer
 from superformer.search.problem import Floats, Problem, alive, best

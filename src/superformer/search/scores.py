@@ -14,7 +14,7 @@ import torch
 from superformer.cost import cost
 from superformer.evaluation.evaluator import Evaluator, Race, Score, TrainedRun, calibration_key, sides_of
 from superformer.evaluation.prefix_tree import prefix_order
-from superformer.recipes.settings import Options
+from superformer.recipes.searching import Options
 from superformer.runs.processes import World
 from superformer.search.history import Evaluation, History
 from superformer.search.methods import Method, Proposer

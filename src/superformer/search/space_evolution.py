@@ -43,7 +43,7 @@ from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, quiet, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.recipes.settings import SpaceEvolution
+from superformer.recipes.searching import SpaceEvolution
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.problem import Floats

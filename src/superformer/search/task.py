@@ -20,7 +20,7 @@ from superformer.cost.runtimes import measuring_device
 from superformer.errors import InfeasibleError
 from superformer.families.network import Network
 from superformer.progress import Tell
-from superformer.recipes.settings import Options, method_with_changes
+from superformer.recipes.searching import Options, method_with_changes
 from superformer.runs import Run
 from superformer.runs.processes import World
 from superformer.runs.storage import load_supernet

@@ -17,6 +17,8 @@ CHECKS: list[Callable[[Arch], None]] = []
 
 Value = int | float | str
 
+LARGEST_PICTURE = 4096
+"""Pixels in a row of the largest input."""
 LARGEST = 2**16
 """The largest number that a choice or an option may be: wider than any network, small enough to be counted with."""
 LARGEST_TEXT = 2**22

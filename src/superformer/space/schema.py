@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from superformer.errors import SpaceError, SuperformerError, nearest, shown
-from superformer.settings import LARGEST_PICTURE
-from superformer.space.arch import LARGEST, Values, is_whole
+from superformer.space.arch import LARGEST, LARGEST_PICTURE, Values, is_whole
 from superformer.space.stage import Choice, Divided, Ratio, Spec, Times
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from superformer.errors import SuperformerError, nearest, shown, unknown
-from superformer.settings import LARGEST_PICTURE
 from superformer.space import Arch, Space, point
-from superformer.space.arch import LARGEST, is_whole
+from superformer.space.arch import LARGEST, LARGEST_PICTURE, is_whole
 from superformer.space.schema import family
 
 if TYPE_CHECKING:
