@@ -8,7 +8,7 @@ import shutil
 from xml.etree import ElementTree
 
 import pytest
-from helpers.training import TINY, recipe, superformer
+from helpers.training import TINY, as_earlier_version, recipe, superformer
 from rich.console import Console
 
 import superformer as sf
@@ -136,6 +136,7 @@ def test_a_run_goes_on_with_its_own_recipe_and_space(tmp_path):
     few = ("evolve.samples=2", "train.epochs=0.2", "watch.networks=0", "evolve.gamma={depth: 1}")
     assert superformer(*words, *few, cwd=tmp_path).returncode == 0
     run = Run.open(tmp_path / "run" / "spaces" / "0")
+    as_earlier_version(run)
     text = run.recipe_file.read_text().replace("rounds: 12", "rounds: 11")
     for file, old in ((run.recipe_file, text), (run.space_file, run.space_file.read_text())):
         file.write_text(old.replace('"name": "s3-laptop"', '"name": "old"').replace("name: s3-laptop", "name: old"))

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import superformer as sf
+from superformer import files
 from superformer.cost.runtimes import measuring_device
 from superformer.errors import SuperformerError
 from superformer.evaluation import evaluator
@@ -224,7 +225,7 @@ def test_what_one_would_draw_by_hand_is_set_beside_the_front(trained: Path) -> N
     best = next(r["macs"] for r in again["front"] if r["key"] == again["best"])
     assert again["baseline"]["macs"] <= best
     # front.json of before has none
-    (trained / "front.json").write_text(json.dumps({k: v for k, v in found.items() if k != "baseline"}))
+    files.write_object(trained / "front.json", {k: v for k, v in found.items() if k != "baseline"})
     with pytest.raises(SuperformerError, match="unknown architecture 'baseline'"):
         sf.Run.open(trained).arch("baseline")
 

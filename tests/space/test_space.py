@@ -96,7 +96,7 @@ def test_narrow_and_point():
         (lambda: vit(Stage({**BLOCK, "mlp": ratio(2, of="wide")}, depth=1)), "'width'"),
         (lambda: vit(Stage({"heads": 1, "attn": 4}, depth=1)), "lack mlp"),
         (lambda: vit(Stage({**BLOCK, "heads": divided(3, of="attn")}, depth=1)), "attn=4 .* does not divide by 3"),
-        (lambda: vit(Stage({**BLOCK, "heads": divided(0, of="attn")}, depth=1)), "whole number from 1 on"),
+        (lambda: vit(Stage({**BLOCK, "heads": divided(0, of="attn")}, depth=1)), "heads a whole number from 1 to"),
         (lambda: vit(Stage({**BLOCK, "heads": divided(2, of="atn")}, depth=1)), "'attn'"),
         (lambda: vit(Stage(BLOCK, depth=1), patch_size=5), "does not divide into patches of 5"),
         (lambda: Space("s", "vitt", (Stage(BLOCK, depth=1),)), "did you mean 'vit'"),

@@ -15,7 +15,7 @@ from helpers.training import as_earlier_version, superformer
 from safetensors.torch import load_file
 
 import superformer as sf
-from superformer import data
+from superformer import data, files
 from superformer.analysis.run import analyse
 from superformer.analysis.subject import _standalone_recipe
 from superformer.errors import SuperformerError
@@ -72,7 +72,7 @@ def quick(searched: Path) -> Path:
     tree["retrain"]["scratch"] = {"train": {"epochs": 0.3}}
     tree["retrain"]["finetuned"] = {"train": {"epochs": 0.2}, "optimizer": {"lr": 1.0e-3, "warmup_epochs": 0}}
     tree["retrain"]["larger"]["train"] = {"epochs": 0.1}
-    (searched / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    (searched / "recipe.yaml").write_text(files.seal(yaml.safe_dump(tree)))
     return searched
 
 

@@ -16,6 +16,7 @@ Channels that belong together (the channels of a head) move together: a rule wor
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
@@ -82,8 +83,9 @@ class Sharing:
 
 @functools.lru_cache(maxsize=4096)
 def _cyclic_start(widths: tuple[int, ...], width: int) -> int:
-    """The channel where the run of ``width`` channels starts: as the mapping for this axis's own widths says."""
-    return starts(widths)[widths.index(width)]
+    """The channel where the run of ``width`` channels starts: as the mapping for this axis's own widths says. A width
+    that the axis has not (of another space, at a warm start) begins where the next larger one does."""
+    return starts(widths)[bisect.bisect_left(widths, width)]
 
 
 @functools.lru_cache(maxsize=4096)

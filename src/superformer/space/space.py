@@ -95,10 +95,6 @@ class Space:
                         self._check_divides(i, name, spec, self._bases(i, p, spec.of))
 
     def _check_divides(self, stage: int, name: str, spec: Divided, bases: Iterable[Value]) -> None:
-        if not isinstance(spec.divisor, int) or spec.divisor < 1:
-            raise SpaceError(
-                f"{self.name}: {name} divides {spec.of} by {spec.divisor!r}: give a whole number from 1 on"
-            )
         if odd := [b for b in bases if not isinstance(b, int) or b % spec.divisor]:
             parts = f"{spec.of}={odd[0]} of stage {stage} does not divide by {spec.divisor}"
             raise SpaceError(f"{self.name}: {parts}, which {name} needs: write multiples of {spec.divisor}")
