@@ -10,7 +10,7 @@ from helpers.supernets import double, pictures
 
 import superformer as sf
 from superformer.recipes import resolve, space_of
-from superformer.space import point
+from superformer.space import StageArch, point
 from superformer.spaces import arch as published_arch
 from superformer.spaces.vitas import vit_network
 
@@ -106,15 +106,18 @@ def test_mean_depth_stays_where_identities_become_free():
 
 
 def test_the_wider_block_space():
-    """v1, appendix E: table 9's widths, one block 12 times; table 13's network is in it, under its 5.0 G."""
+    """v1, appendix E: table 9's widths, one block up to 16 times; table 13's network is in it, and with its budget of
+    5.0 G its block is repeated 12 times (section 3.2)."""
     space, found = sf.space("vitas-block-wide"), published_arch("vitas_block_5g")
-    assert space.size == sf.space("vitas-block").size == 4000
+    assert space.size == 16 * sf.space("vitas-block").size == 64_000
     assert space.widths("width")[-1] == 768
     assert space.widths("mlp")[-1] == 3 * space.widths("attn")[-1] == 2880
     assert found in space
     block = found.stages[0].blocks[0]
     assert (found.choices["width"], block["heads"], 3 * block.int("attn"), block["mlp"]) == (384, 6, 1152, 1728)
     assert sf.cost(space, [found]).macs[0] == pytest.approx(5.0e9, rel=0.02)
+    deeper = replace(found, stages=(StageArch(found.stages[0].blocks[:1] * 13),))
+    assert sf.cost(space, [deeper]).macs[0] > 5.0e9
 
 
 def test_the_space_of_112_pixels():

@@ -35,9 +35,9 @@ def _v1(name: str, width: int, widest: int, patch_size: tuple[int, ...] = PATCHE
     return _space(name, width, Stage(_block(widest), depth=16, skippable=range(16), skip=1 / 5), patch_size, size)
 
 
-def _block_level(name: str, width: int, widest: int) -> Space:
-    """v1, section 5.3: one block, repeated 12 times; 10 widths x 4 head counts x 10 attention and 10 hidden widths."""
-    return _space(name, width, Stage(_block(widest), depth=12, tied=True), (16,))
+def _block_level(name: str, width: int, widest: int, depth: int | range) -> Space:
+    """v1, section 5.3: one block, repeated; 10 widths x 4 head counts x 10 attention and 10 hidden widths."""
+    return _space(name, width, Stage(_block(widest), depth=depth, tied=True), (16,))
 
 
 def _v2(name: str, width: int, widest: int) -> Space:
@@ -49,8 +49,9 @@ SPACES = (
     _v1("vitas-v1", 384, 1440),
     _v1("vitas-v1-wide", 768, 2880),
     _v1("vitas-v1-112", 384, 1440, (16, 14), 112),  # tables 2 and 3: half the pictures' side, which 32 does not divide
-    _block_level("vitas-block", 384, 1440),
-    _block_level("vitas-block-wide", 768, 2880),  # appendix E: the widths of table 9
+    _block_level("vitas-block", 384, 1440, 12),
+    # Appendix E: the widths of table 9; the depth "according to the pre-defined overall resource" (section 3.2).
+    _block_level("vitas-block-wide", 768, 2880, range(1, 17)),
     _v2("vitas-deit-tiny", 384, 1440),
     _v2("vitas-deit-small", 768, 2880),
 )
