@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -275,16 +274,16 @@ def test_networks_with_batch_norm_keep_their_own_statistics(tmp_path: Path) -> N
     )  # hardly trained: ties that rounding decides
 
 
-def test_seeds_on_the_command_line(quick: Path, command: Callable[..., tuple[int, str, str]]) -> None:
-    status, out, _ = command("retrain", "--run", str(quick), "--seeds", "2", "train.epochs=0.1")
-    assert status == 0
-    assert "±" in out
-    assert "(seed 0)" in " ".join(out.split())  # lines may be broken
-    status, out, _ = command("retrain", "--run", str(quick), "--seeds", "2", "train.epochs=0.1", "--json")
-    assert json.loads(out)[-1]["seeds"] == [0, 1]
-    status, _, said = command("retrain", "--run", str(quick), "--seeds", "0")
-    assert status == 2
-    assert "at least one seed" in said
+def test_seeds_on_the_command_line(quick: Path) -> None:
+    words = ("retrain", "--run", str(quick), "train.epochs=0.1", "--seeds")
+    done = superformer(*words, "2")
+    assert done.returncode == 0, done.stderr
+    assert "±" in done.stdout
+    assert "(seed 0)" in " ".join(done.stdout.split())  # lines may be broken
+    assert json.loads(superformer(*words, "2", "--json").stdout)[-1]["seeds"] == [0, 1]
+    refused = superformer(*words, "0")
+    assert refused.returncode == 2
+    assert "at least one seed" in refused.stderr
 
 
 def test_two_processes_train_one_after_the_other(quick: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import timm
@@ -65,7 +66,7 @@ def test_an_interrupted_write_leaves_no_configuration(net, tmp_path, monkeypatch
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stored, "save_file", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Exception, match="disk is full"):
         stored.save_network(net, tmp_path)
     assert not (tmp_path / "config.json").exists()
