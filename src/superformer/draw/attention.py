@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from superformer.draw.svg import Drawing, cut, element, style, text, wrapped
+from superformer.draw.svg import Drawing, cut, element, opening, text, wrapped
 
 PANEL, GAP, HEAD, EDGE, ACROSS = 184, 18, 62, 24, 5
 """A panel's side; between panels; room for the title; around all; panels in a row."""
@@ -41,17 +41,10 @@ def draw(found: Mapping[str, Any], id_: str = "sf-attention") -> Drawing:
     head = HEAD + 14 * (len(lines) - 1)
     height = EDGE + head + rows * (PANEL + 30) + EDGE - 12
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{id_}" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img">',
-        element("title", title),
-        style(
-            id_,
-            FILLS,
-            LINES,
-            {"h": "font-weight:600", "num": _halo("#fff", "#000c", 3), "over": "image-rendering:pixelated"},
+        *opening(
+            id_, width, height, title, FILLS, LINES, num=_halo("#fff", "#000c", 3), over="image-rendering:pixelated"
         ),
         f"<defs>{element('image', id=f'{id_}-picture', href=found['picture'], **SQUARE)}</defs>",
-        element("rect", width=width, height=height, rx=10, class_="bg"),
         text(EDGE, EDGE + 12, title, 15, "h"),
         *(text(EDGE, EDGE + 31 + 14 * k, line, 11) for k, line in enumerate(lines)),
     ]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from superformer.draw.svg import Drawing, element, style, text
+from superformer.draw.svg import Drawing, element, opening, text
 
 ID = "sf-depths"
 WIDE, TALL, LEFT, GAP, TOP, EDGE, LEGEND = 190, 150, 40, 34, 64, 24, 62
@@ -27,14 +27,7 @@ def draw(rows: Sequence[Mapping[str, Any]], name: str = "") -> Drawing:
     width = 2 * EDGE + (len(stages) + 1) * (LEFT + WIDE) + len(stages) * GAP + LEGEND
     height = EDGE + TOP + TALL + 46 + EDGE
     title = f"Errors by the number of blocks: {name}".removesuffix(": ")
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img">',
-        element("title", title),
-        style(ID, FILLS, LINES, {"h": "font-weight:600"}),
-        element("rect", width=width, height=height, rx=10, class_="bg"),
-        text(EDGE, EDGE + 12, title, 15, "h"),
-    ]
+    out = [*opening(ID, width, height, title, FILLS, LINES), text(EDGE, EDGE + 12, title, 15, "h")]
     for k, stage in enumerate(stages):
         plot = _Plot(EDGE + LEFT + k * (WIDE + LEFT + GAP), (min(errors), max(errors)), (0.0, 100.0))
         own = sorted((row for row in rows if row["stage"] == stage), key=lambda row: int(row["blocks"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from superformer.draw.svg import Drawing, cut, element, style, text
+from superformer.draw.svg import Drawing, cut, element, opening, text
 from superformer.search.space_evolution import equation_7
 
 ID = "sf-evolution"
@@ -25,11 +25,7 @@ def draw(spaces: Sequence[Mapping[str, Any]], name: str = "") -> Drawing:
     width, height = 2 * EDGE + LEFT + WIDE * len(spaces), EDGE + HEAD + TALL * len(labels) + EDGE
     title = f"How the space {name} evolved".replace("  ", " ")
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{ID}" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img">',
-        element("title", title),
-        style(ID, FILLS, LINES, {"h": "font-weight:600"}),
-        element("rect", width=width, height=height, rx=10, class_="bg"),
+        *opening(ID, width, height, title, FILLS, LINES),
         text(EDGE, EDGE + 12, cut(title, LEFT + WIDE * len(spaces), 15), 15, "h"),
         text(EDGE, EDGE + 50, "E-T error", 12, "i"),
         text(EDGE, EDGE + 66, "expected", 11),

@@ -73,6 +73,20 @@ def element(tag: str, content: str | None = None, **attributes: object) -> str:
     return f"{opened}/>" if content is None else f"{opened}>{escape(FORBIDDEN.sub(chr(0xFFFD), content))}</{tag}>"
 
 
+def opening(
+    id_: str, width: float, height: float, title: str, fills: dict[str, str],
+    lines: dict[str, tuple[str, float | None]], **more: str,
+) -> list[str]:  # fmt: skip
+    """How a picture begins: its size, its title, its styles (bold ``h``, and ``more``) and its ground."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{id_}" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">',
+        element("title", title),
+        style(id_, fills, lines, {"h": "font-weight:600", **more}),
+        element("rect", width=width, height=height, rx=10, class_="bg"),
+    ]
+
+
 def text(x: float, y: float, content: str, size: float = 10, class_: str = "d", anchor: str = "start") -> str:
     """Words whose start (or middle, or end) is at x."""
     more = {} if anchor == "start" else {"text_anchor": anchor}
