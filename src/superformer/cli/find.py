@@ -119,13 +119,13 @@ def retrain(
     if as_json:
         print(json.dumps(done.rows))
         return
-    columns = ("name", "weights", "accuracy", "macs", "params", "img_size", "epochs", "key")
+    columns = ("name", "weights", "accuracy", "macs", "img_size", "epochs", "key")  # what 80 characters hold
     rows = [{c: row[c] for c in columns} | {"accuracy": over_seeds(row)} for row in done.rows]
     for row, shown in zip(done.rows, rows, strict=True):
         if any("deviation" in r for r in done.rows):
             shown["seeds"] = len(row.get("seeds", ())) or ""
         if row["key"] != row.get("of", row["key"]):  # larger pictures
-            shown["weights"] = f"tuned from {row['from']}"
+            shown["weights"] = "tuned larger"
     console.print(table(rows, "Accuracy on the test split"))
     say(f"The network is in {done.model}" + (f" (seed {done.rows[-1]['seeds'][0]})" if seeds > 1 and done.rows else ""))
     inherited = [row for row in done.rows if row["weights"] == "inherited"]  # the last, then the network as it is now
