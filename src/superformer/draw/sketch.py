@@ -173,6 +173,7 @@ def space_table(space: Space) -> list[dict[str, str]]:
             which = "any position" if every else f"positions {', '.join(str(p + 1) for p in free)}"
             values += f" ({which} can be skipped)"
         values += " (all the same)" if stage.tied else ""
+        values += f" (first to go: {', '.join(str(p + 1) for p in stage.ranked[:-4:-1])})" if stage.order else ""
         rows.append({"where": where, "choice": "blocks", "values": values})
         if stage.blocks:
             rows += [row(f"{where}, each block", name, spec) for name, spec in stage.blocks[-1].items()]

@@ -221,8 +221,8 @@ class Exact:
             blocks.append(mine)
             least = np.stack([b.min(1) for b in mine]) if mine else np.zeros((0, size, len(self.names)), dtype=np.int64)
             most = np.stack([b.max(1) for b in mine]) if mine else least
-            low = (low[:, None] + entered.min(2)).min(0) + least[: stage.depths[0]].sum(0)
-            high = (high[:, None] + entered.max(2)).max(0) + most[: stage.depths[-1]].sum(0)
+            low = (low[:, None] + entered.min(2)).min(0) + least[list(stage.ranked[: stage.depths[0]])].sum(0)
+            high = (high[:, None] + entered.max(2)).max(0) + most.sum(0)
         size = len(self.owns[-1])
         last = [*(_repeat(f, size) for f in first[:-1]), owns[-1]]
         scope = _repeat(one, size)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.space.arch import Arch, StageArch, Value, Values
-from superformer.space.stage import Choice, following
+from superformer.space.stage import Choice, following, running
 
 if TYPE_CHECKING:
     from superformer.space.space import Space
@@ -92,7 +92,7 @@ class Layout:
             own = chosen_values(stage.choices, where.choices, genes, top)
             active = np.ones((n, stage.positions), dtype=bool)
             if where.depth is not None:
-                active = np.arange(stage.positions) < np.asarray(stage.depths)[genes[:, where.depth]][:, None]
+                active = running(stage, np.asarray(stage.depths)[genes[:, where.depth]])
             for p, column in where.on.items():
                 active[:, p] = genes[:, column] > 0
             scope = {**top, **own}

@@ -288,9 +288,11 @@ class Space:
             depths = stage.depths if depth is None else _narrowed("depth", Choice(stage.depths), depth).values
             if stage.free and set(depths) != set(stage.depths):
                 raise SpaceError(f"stage {i} of {self.name} has free identities: its depth cannot be narrowed")
-            blocks = [cut(b, i) for b in stage.blocks[: int(max(depths))]]
+            at = stage.placement(int(max(depths)))
+            order = [at.index(p) for p in stage.ranked if p in at] if stage.order else ()
             kept = stage.positions if stage.free else tuple(int(d) for d in depths)
-            stages.append(replace(stage, block=blocks, depth=kept, choices=cut(stage.choices, i)))
+            blocks = [cut(stage.blocks[p], i) for p in at]
+            stages.append(replace(stage, block=blocks, depth=kept, choices=cut(stage.choices, i), order=order))
         return replace(self, name=f"{self.name}-narrowed", stages=tuple(stages), choices=cut(self.choices, None))
 
     # --- the same choices, other supernets ---

@@ -136,7 +136,8 @@ class Stage:
     ``block`` holds the choices of every block, or a sequence of them, one for each position. ``depth`` is the number of
     blocks or the numbers it may be. ``skip`` is the probability with which sampling leaves a skippable position out
     (ViT-ResNAS: one half; ViTAS v1: identity is one of five operations). In a ``tied`` stage all blocks are the same
-    (ViTAS v1, section 5.3)."""
+    (ViTAS v1, section 5.3). ``order``: its positions, those that matter most first; a depth runs the first so many of
+    them, each at its place (`superformer.train.importance`). Without one, the last blocks go first."""
 
     block: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     depth: int | Iterable[int]
@@ -144,6 +145,7 @@ class Stage:
     skippable: Iterable[int] = ()
     skip: float = 0.5
     tied: bool = False
+    order: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         depths = _numbers(self.depth)
@@ -178,6 +180,22 @@ class Stage:
         object.__setattr__(self, "depth", depths)
         object.__setattr__(self, "choices", specs_of(self.choices))
         object.__setattr__(self, "skippable", skippable)
+        object.__setattr__(self, "order", self._order(positions))
+
+    def _order(self, positions: int) -> tuple[int, ...]:
+        """The positions by importance; nothing if that is as they come."""
+        numbers, plain_order = _numbers(self.order), tuple(range(positions))
+        if numbers is None or (numbers and (numbers != plain_order or len(tuple(self.order)) != positions)):
+            raise SpaceError(f"order must name each position from 0 to {positions - 1} once, not {shown(self.order)}")
+        if numbers and self.skippable:
+            raise SpaceError("a stage has either an order of its blocks or skippable positions, not both")
+        found = tuple(int(p) for p in self.order)
+        return () if found == plain_order else found
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """All positions, those that the smallest depth keeps first."""
+        return tuple(self.order) or tuple(range(self.positions))
 
     @property
     def blocks(self) -> tuple[dict[str, Spec], ...]:
@@ -208,7 +226,7 @@ class Stage:
         least, most = self.depths[0], self.depths[-1]
         if self.depths != tuple(range(least, most + 1)):
             raise SpaceError(f"identities can be free where all depths between {least} and {most} are there")
-        return replace(self, depth=most, skippable=range(least, most))
+        return replace(self, depth=most, skippable=self.ranked[least:], order=())
 
     def options(self, position: int) -> int:
         """The number of different blocks at a position."""
@@ -218,12 +236,12 @@ class Stage:
         """The number of different sequences of ``depth`` blocks."""
         if self.tied:
             return self.options(0) if depth else 1
-        return math.prod(self.options(p) for p in range(depth))
+        return math.prod(self.options(p) for p in self.ranked[:depth])
 
     def placement(self, depth: int) -> tuple[int, ...]:
         """The canonical positions of ``depth`` blocks: those that always run, then skippable ones from the front."""
         if not self.free:
-            return tuple(range(depth))
+            return tuple(sorted(self.ranked[:depth]))
         kept = self.free[: depth - (self.positions - len(self.free))]
         return tuple(p for p in range(self.positions) if p not in self.free or p in kept)
 
@@ -245,13 +263,19 @@ def depth_weights(stage: Stage, over: str) -> Floats:
     return np.asarray(weights) / math.fsum(weights)
 
 
+def running(stage: Stage, depth: Ints) -> NDArray[np.bool_]:
+    """Which positions run at each of these depths, where none can be skipped by itself."""
+    found: NDArray[np.bool_] = np.argsort(stage.ranked) < depth[:, None]
+    return found
+
+
 def place(
     genes: Ints, rows: Ints, stage: Stage, where: StageLayout, depth: Ints, over: str, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Write the depth of a stage; free positions are drawn uniformly, or canonical. Returns which positions run."""
     if where.depth is not None:
         genes[rows, where.depth] = np.searchsorted(np.asarray(stage.depths), depth)
-    active = np.arange(stage.positions) < depth[:, None]
+    active = running(stage, depth)
     if stage.free:
         free = np.asarray(stage.free)
         shape = len(depth), len(free)
@@ -279,6 +303,8 @@ def written(space: Space) -> str:
             entry |= {"skippable": list(s.free), "skip": s.skip}
         if s.tied:
             entry["tied"] = True
+        if s.order:
+            entry["order"] = list(s.order)
         stages.append(entry)
     out: dict[str, Any] = {"name": space.name, "family": space.family, "img_size": space.img_size}
     out |= {"choices": _specs_json(space.choices), "stages": stages}
@@ -312,7 +338,7 @@ def read_space(text: str, kind: type[Space]) -> Space:
     stages = []
     for i, entry in enumerate(data["stages"]):
         where = f"stage {i} of the space"
-        expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied"}, SpaceError)
+        expect(entry, where, {"block", "depth"}, {"choices", "skippable", "skip", "tied", "order"}, SpaceError)
         given = entry["block"]
         block = [_read_specs(b, where) for b in given] if isinstance(given, list) else _read_specs(given, where)
         choices = _read_specs(entry.get("choices", {}), where)

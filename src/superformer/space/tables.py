@@ -140,7 +140,7 @@ class Tables:
                     self._add(table[own, 0], before[s], c, share / size)
             mine = [
                 Blocks(self._round(b), combos(stage.blocks[p], where.blocks[p]), tuple(where.blocks[p].values()))
-                for p, b in enumerate(exact.blocks[i])
+                for p, b in ((p, exact.blocks[i][p]) for p in stage.ranked)
             ]
             if stage.tied:
                 after = np.zeros((size, self.bins))
@@ -220,7 +220,7 @@ class Tables:
                 likely = weights * table[own[:, None], np.asarray(stage.depths)[None], (total @ self.strides)[:, None]]
                 depth = np.asarray(stage.depths)[_choose(likely, rng)]
                 active = place(genes, rows, stage, where, depth, self.over, rng)
-                order = np.cumsum(active, 1)
+                nth = np.cumsum(active, 1) if stage.free else np.argsort(stage.ranked)[None].repeat(len(rows), 0) + 1
                 columns = np.asarray([list(c.values()) for c in where.blocks], dtype=np.int64)
                 for j in range(stage.positions, 0, -1):
                     now, choice = np.flatnonzero(depth >= j), blocks[j - 1]
@@ -229,7 +229,7 @@ class Tables:
                     before, ok = self._before(total[now, None], choice.costs[own[now]])
                     pick = _choose(np.where(ok, table[own[now, None], j - 1, before], 0.0), rng)
                     total[now] -= choice.costs[own[now], pick]
-                    genes[rows[now, None], columns[(order[now] == j).argmax(1)]] = choice.combos[pick]
+                    genes[rows[now, None], columns[(nth[now] == j).argmax(1)]] = choice.combos[pick]
             ways = len(self.ways[i])
             if i or ways > 1:
                 before, ok = self._before(total[:, None, None], net["enters"][i][:, own].swapaxes(0, 1))

@@ -16,11 +16,13 @@ def subset(values: tuple, min_size: int = 1) -> st.SearchStrategy[tuple]:
 
 @st.composite
 def stages(draw: st.DrawFn, block: dict, choices: dict | None = None) -> Stage:
-    """A stage with several depths, with skippable positions, or of equal blocks."""
-    kind = draw(st.sampled_from(("shifted", "free", "pairs", "tied")))
+    """A stage with several depths, the last or others left out first, with skippable positions, or of equal blocks."""
+    kind = draw(st.sampled_from(("shifted", "ranked", "free", "pairs", "tied")))
     own = choices or {}
     if kind == "shifted":
         return Stage(block, depth=draw(subset((0, 1, 2, 3))), choices=own)
+    if kind == "ranked":
+        return Stage(block, depth=(1, 2, 3), choices=own, order=draw(st.permutations(range(3))))
     if kind == "free":
         return Stage(block, depth=2, skippable=range(2), skip=0.2, choices=own)
     if kind == "pairs":
