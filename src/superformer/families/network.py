@@ -107,6 +107,10 @@ class Network(TimmApi, nn.Module):
         """The axis of the channels of a stage's tokens; a family that is ``maskable`` says it."""
         raise SuperformerError(f"{type(self).__name__} does not say on which axis the tokens of a stage lie")
 
+    def token_channels(self) -> Sequence[Axis]:
+        """Axes of tokens whose channels can be put into another order: all that reads or writes them moves along."""
+        return ()
+
     def canvas(self, values: Numbers, size: Size) -> Size:
         """The size at which pictures of this size run; other than their own in families that resize them."""
         return size

@@ -98,6 +98,9 @@ class ResNet(Pyramid):
     patch = 4
     any_size = True
 
+    def token_channels(self) -> Sequence[Axis]:
+        return (self.base, *self.widths,)
+
     def build(self) -> None:
         space = self.space
         self.base = Axis("stem", space.widths("stem"))

@@ -251,6 +251,9 @@ class Swin(Pyramid):
     )
     patch = PATCH
 
+    def token_channels(self) -> Sequence[Axis]:
+        return self.widths
+
     def build(self) -> None:
         self.eps = float(self.option("eps"))
         self.stem = Stem(fixed("pixels", self.in_chans), self.widths[0], self.eps)

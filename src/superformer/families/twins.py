@@ -250,6 +250,9 @@ class Twins(Pyramid):
     def patch(self) -> int:
         return int(self.option("patch"))
 
+    def token_channels(self) -> Sequence[Axis]:
+        return self.widths
+
     def build(self) -> None:
         before = fixed("pixels", self.in_chans)
         for i, stage in enumerate(self.space.stages):

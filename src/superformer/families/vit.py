@@ -135,6 +135,9 @@ class Vit(Network):
     def tokens_axis(self, stage: int) -> Axis:
         return self.width
 
+    def token_channels(self) -> Sequence[Axis]:
+        return (self.width,)
+
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return in_patches(height, width, values["patch_size"])
 

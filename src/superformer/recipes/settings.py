@@ -171,6 +171,7 @@ class Start(SettingsBase):
     checkpoint: str | None = Field(None, description="timm: a file of weights instead (safetensors)")
     run: str | None = Field(None, description="the supernet of an earlier run: what fits is copied")
     network: str | None = Field(None, description="a folder with a stand-alone network of the family")
+    orders: str | None = Field(None, description="a file of its units by importance (superformer importance)")
 
 
 class Train(SettingsBase):

@@ -33,7 +33,7 @@ from superformer.families.network import Network
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A dimension of a tensor on which units lie: ``parts`` times all of them, each of ``width`` channels."""
 
     tensor: Tensor
@@ -53,8 +53,8 @@ class _Place:
         return (shifts[:, None] + units.flatten()).flatten()
 
 
-def _groups(net: Network) -> Iterator[tuple[str, int, list[_Place]]]:
-    """Everything that is sorted: its name, the number of units, and where they lie."""
+def groups(net: Network) -> Iterator[tuple[str, int, list[Place]]]:
+    """Heads and hidden units: the name of their module and axis, how many there are, and where they lie."""
     for i, stage in enumerate(net.space.stages):
         own = net.stage(i)
         cells: list[tuple[str, nn.Module, tuple[int, ...]]] = [] if own.enter is None else [("enter", own.enter, ())]
@@ -63,27 +63,33 @@ def _groups(net: Network) -> Iterator[tuple[str, int, list[_Place]]]:
             for name, module in top.named_modules(prefix=f"stages.{i}.{cell}"):
                 sortable = getattr(module, "sortable", None)
                 for units in sortable(heads) if sortable is not None else ():
-                    yield f"{name}.{units.axes[0].name}", units.count, list(_places(module, units))
+                    yield f"{name}.{units.axes[0].name}", units.count, list(places(module, units))
 
 
-def _places(module: nn.Module, units: Units) -> Iterator[_Place]:
+def token_groups(net: Network) -> Iterator[tuple[str, int, list[Place]]]:
+    """The channels of the tokens, which residuals and norms tie through a whole stage or network."""
+    for axis in net.token_channels():
+        yield axis.name, axis.size, list(places(net, Units((axis,), axis.size)))
+
+
+def places(module: nn.Module, units: Units) -> Iterator[Place]:
     for layer in module.modules():
         for name, dims in layer.dims.items() if isinstance(layer, Elastic) else ():
             for k, dim in enumerate(dims):
                 axis, parts = (dim.axis, dim.parts) if isinstance(dim, Packed) else (dim, 1)
                 if any(axis is own for own in units.axes):
                     assert isinstance(axis, Axis)
-                    yield _Place(getattr(layer, name), k, parts, axis.size // units.count)
+                    yield Place(getattr(layer, name), k, parts, axis.size // units.count)
 
 
-def _importance(count: int, places: Sequence[_Place]) -> Tensor:
+def _importance(count: int, places: Sequence[Place]) -> Tensor:
     """The L1 norms of units, over all weights they lie on (not the statistics of norms)."""
     return torch.stack([p.norms(count) for p in places if isinstance(p.tensor, nn.Parameter)]).sum(0)
 
 
 def importances(net: Network) -> dict[str, Tensor]:
     """The L1 norms of heads and hidden units, by the name of their module and axis."""
-    return {name: _importance(count, places) for name, count, places in _groups(net)}
+    return {name: _importance(count, places) for name, count, places in groups(net)}
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,15 @@ def _move(tensor: Tensor, moves: Mapping[int, Tensor]) -> None:
 
 
 @torch.no_grad()
+def move_units(where: Sequence[Place], order: Tensor) -> list[tuple[Place, Tensor]]:
+    """Put units into another order wherever they lie; which old channel came where."""
+    found = [(place, place.index(order)) for place in where]
+    for place, index in found:
+        _move(place.tensor, {place.dim: index})
+    return found
+
+
+@torch.no_grad()
 def sort_channels(net: Network) -> Order:
     """Put the important heads and hidden units of a network, or of a supernet with ordinal sharing, first.
 
@@ -128,13 +143,11 @@ def sort_channels(net: Network) -> Order:
         why = "channels are sorted with ordinal sharing, whose small networks have the first ones"
         raise SuperformerError(f"{why}; this supernet's is {net.sharing.rule}")
     moved: dict[int, dict[int, Tensor]] = {}
-    for _, count, places in _groups(net):
+    for _, count, places in groups(net):
         order = torch.argsort(_importance(count, places), descending=True, stable=True)
         if torch.equal(order, torch.arange(count, device=order.device)):
             continue
-        for place in places:
-            index = place.index(order)
-            _move(place.tensor, {place.dim: index})
+        for place, index in move_units(places, order):
             moved.setdefault(id(place.tensor), {})[place.dim] = index
     every = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
     return Order({name: moved[id(tensor)] for name, tensor in every if id(tensor) in moved})

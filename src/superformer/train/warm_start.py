@@ -10,7 +10,8 @@ the tokens and heads of another width are taken as they come: the first channels
 
 * `from_network`: a stand-alone network of the family, such as a pretrained one
   (`superformer.interop.timm_weights.from_timm`). Its heads and hidden units are first ordered by importance
-  (`superformer.train.channel_sort`), so that what narrow sub-networks get is its best part. If its architecture is in
+  (`superformer.train.channel_sort`; measured on pictures: `superformer.train.importance`), so that what narrow
+  sub-networks get is its best part. If its architecture is in
   the space, the supernet computes the network's function there, exactly.
 * `from_supernet`: S3 evolves the space, and the next supernet inherits what fits of the one before it."""
 
@@ -21,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ from superformer.runs.storage import load_network, load_supernet
 from superformer.sharing import Sharing
 from superformer.space.arch import Arch
 from superformer.train.channel_sort import sort_channels
+from superformer.train.importance import Orders
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,13 @@ def from_settings(net: Network, settings: Start) -> Report | None:
     given = [name for name in ("run", "network", "timm") if getattr(settings, name) is not None]
     if len(given) > 1:
         raise SuperformerError(f"start.{given[0]} and start.{given[1]} are two beginnings: give one of them")
+    orders = Orders.load(Path(settings.orders)) if settings.orders is not None else None
+    if orders is not None and settings.network is None and settings.timm is None:
+        raise SuperformerError("start.orders goes with a network that it is of: start.network or start.timm")
     if settings.run is not None:
         return from_supernet(net, load_supernet(Run.open(settings.run).supernet_file))
     if settings.network is not None:
-        return from_network(net, load_network(settings.network).net)
+        return from_network(net, load_network(settings.network).net, orders)
     if settings.timm is None:
         return None
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
@@ -106,18 +112,21 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
-    return from_network(net, model)
+    return from_network(net, model, orders)
 
 
-def from_network(net: Network, model: Network) -> Report:
+def from_network(net: Network, model: Network, orders: Orders | None = None) -> Report:
     """Put a stand-alone network into a supernet of any space of its family. The classifier goes with it if it has as
-    many classes."""
+    many classes. ``orders``: how its units are put first (`superformer.train.importance`); else by their weights."""
     if model.space.size > 1:
         what = f"{model.space.name} is a supernet, not a stand-alone network"
         raise SuperformerError(f"{what}: use from_supernet, or extract one of it")
     _check_family(net, model)
     ordered = copy.deepcopy(model)
-    sort_channels(ordered)
+    if orders is None:
+        sort_channels(ordered)
+    else:
+        orders.apply(ordered)
     draft = _Draft(net, ordered)
     arch = model.space.smallest()
     if arch not in net.space:

@@ -1,0 +1,75 @@
+"""The space around a network: the network itself is its largest point, and smaller widths, fewer heads and fewer blocks
+lie below it, in steps that hardware likes.
+
+How far down follows from the wanted speed-up. MACs shrink with the depth and, of a matrix between two axes, with both
+widths, so each of depth and widths goes down by about the square root of it, and a little further, so that the search
+has a choice between a few large blocks and many small ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from superformer.errors import SuperformerError
+from superformer.space.arch import Arch, Value, Values
+from superformer.space.schema import family
+from superformer.space.space import Space
+from superformer.space.stage import Choice, Spec, Stage, Times
+
+STEPS = 8
+"""The most values of a width."""
+LEAST_SPEED_UP, MOST_SPEED_UP = 1.05, 100.0
+
+
+def space_around(
+    arch: Arch, speed_up: float = 2.0, img_size: int | None = None, order: Sequence[Sequence[int]] = ()
+) -> Space:
+    """The space of a network and smaller ones, down to a ``speed_up`` times smaller cost and somewhat further.
+
+    ``img_size``: of the pictures, if not the network's own. ``order``: of each stage its blocks, those that matter most
+    first (`superformer.train.importance`); without it the last ones go first. Patch sizes, windows, kernels and input
+    sizes stay: with those of the network its weights have their meaning."""
+    if not LEAST_SPEED_UP <= speed_up <= MOST_SPEED_UP:
+        given = f"{speed_up:g}"
+        raise SuperformerError(f"a speed-up is a factor from {LEAST_SPEED_UP} to {MOST_SPEED_UP:g}, not {given}")
+    schema, down = family(arch.family).schema, 1 / (1.25 * math.sqrt(speed_up))
+    if order and [sorted(o) for o in order] != [list(range(len(s.blocks))) for s in arch.stages]:
+        raise SuperformerError("an order names every block of every stage once; this one is of another network")
+    top = {k: _widths(schema.widths, k, v, down) for k, v in arch.choices.items()}
+    stages = []
+    for i, own in enumerate(arch.stages):
+        choices = {k: _widths(schema.widths, k, v, down) for k, v in own.choices.items()}
+        blocks = [_block(schema.widths, values, down) for values in own.blocks]
+        most = len(own.blocks)
+        least = max(math.floor((most + schema.opens) * down) - schema.opens, 0 if schema.opens else 1)
+        depths = range(least, most + 1)
+        stages.append(Stage(blocks, depths if most else 0, choices, order=tuple(order[i]) if order else ()))
+    size = img_size or arch.resolution
+    return Space(f"around-{arch.key}", arch.family, tuple(stages), top, size, dict(arch.options))
+
+
+def _block(known: Mapping[str, int | str], values: Values, down: float) -> dict[str, Spec]:
+    """The choices of a block: heads go with their channels, all else by itself."""
+    out: dict[str, Spec] = {}
+    heads = values.get("heads")
+    for name, value in values.items():
+        if name == "heads" and isinstance(heads, int):
+            out[name] = Choice(tuple(range(max(1, math.ceil(heads * down)), heads + 1)))
+        elif name == "attn" and isinstance(heads, int) and isinstance(value, int):
+            out[name] = Times(value // heads, "heads")
+        else:
+            out[name] = _widths(known, name, value, down)
+    return out
+
+
+def _widths(known: Mapping[str, int | str], name: str, value: Value, down: float) -> Choice:
+    """The values of a width, in equal steps that are multiples of 32, 16 or 8 where the width is; of anything else its
+    own value."""
+    if name not in known or not isinstance(value, int):
+        return Choice((value,))
+    step = next((s for s in (64, 32, 16, 8, 4, 2) if value % s == 0 and value / s >= 8), 1)
+    while (value - value * down) / step > STEPS - 1:
+        step *= 2
+    least = max(step, math.ceil(value * down))
+    found = sorted({value, *(w for w in range(value - step, least - 1, -step) if w > 0)})
+    return Choice(tuple(found))

@@ -1,0 +1,168 @@
+"""What of a trained network may go first, measured on pictures: heads, hidden units, channels of the tokens, and blocks.
+
+*Units.* A gate of value 1 on a unit (all that reads a head or a hidden unit; all that writes a channel of the tokens)
+changes the loss of a picture by the sum of ``weight * gradient`` over those weights, to first order. The importance of
+a unit is the mean square of that over pictures. With labels drawn from the network's own predictions this is the
+gate's Fisher information: half of it is, to second order, how far the predictions of the network move (in KL
+divergence) if the unit goes. It needs no labels, and does not vanish on pictures that the network has learned.
+
+*Blocks.* The block without which the predictions move least goes first, then the next one of what is left: measured by
+leaving blocks out, since a whole block is no small change.
+
+Orders are nested: one serves every size, and a supernet with ordinal sharing (`superformer.train.warm_start`) keeps of
+every width and depth what matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superformer import files
+from superformer.errors import SuperformerError
+from superformer.families.network import Network
+from superformer.train.channel_sort import Place, groups, move_units, token_groups
+
+
+@dataclass(frozen=True)
+class Orders:
+    """``units``: by the name of a module and its axis, its units, those that matter most first. ``importance``: that of
+    each unit, as they lie in the network. ``blocks``: of each stage, its positions in this order; ``moved``: how far
+    the predictions had moved (KL divergence) when a block had gone, the last to stay first."""
+
+    units: Mapping[str, tuple[int, ...]]
+    importance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    blocks: tuple[tuple[int, ...], ...] = ()
+    moved: tuple[tuple[float, ...], ...] = ()
+    pictures: int = 0
+
+    def apply(self, net: Network) -> None:
+        """Put the units of a network into this order; it computes the same function."""
+        known = {name: (count, places) for name, count, places in (*groups(net), *token_groups(net))}
+        for name, order in self.units.items():
+            if name not in known or sorted(order) != list(range(known[name][0])):
+                raise SuperformerError(f"this order is of another network: {name} has {len(order)} units in it")
+        for name, order in self.units.items():
+            move_units(known[name][1], torch.tensor(order))
+
+    def save(self, path: Path) -> None:
+        files.write_object(path, {
+            "units": {k: list(v) for k, v in self.units.items()}, "blocks": [list(b) for b in self.blocks],
+            "importance": {k: [float(f"{x:.4g}") for x in v] for k, v in self.importance.items()},
+            "moved": [[float(f"{x:.4g}") for x in m] for m in self.moved], "pictures": self.pictures,
+        })  # fmt: skip
+
+    @staticmethod
+    def load(path: Path) -> Orders:
+        tree = files.read_object(path, "measure the importance again")
+        with files.understood(path, "measure the importance again"):
+            units = {str(k): tuple(int(x) for x in v) for k, v in tree["units"].items()}
+            importance = {str(k): tuple(float(x) for x in v) for k, v in tree["importance"].items()}
+            blocks = tuple(tuple(int(p) for p in b) for b in tree["blocks"])
+            moved = tuple(tuple(float(x) for x in m) for m in tree["moved"])
+            return Orders(units, importance, blocks, moved, int(tree["pictures"]))
+
+
+Told = Callable[[int, int], None]
+"""Is told how much is done, of how much."""
+
+
+def measure(
+    net: Network, batches: Iterable[Tensor], block_pictures: Tensor, seed: int = 0, told: Told = lambda done, of: None
+) -> Orders:
+    """The orders of a stand-alone network: of units by ``batches`` of pictures, of blocks by some others."""
+    effects, pictures = unit_effects(net, batches, seed)
+    blocks, moved = block_order(net, block_pictures, told)
+    units = {name: tuple(torch.argsort(e, descending=True, stable=True).tolist()) for name, e in effects.items()}
+    return Orders(units, {k: tuple(v.tolist()) for k, v in effects.items()}, blocks, moved, pictures)
+
+
+def _gates(net: Network) -> list[tuple[str, int, list[Place]]]:
+    """The weights that a gate of each unit multiplies: a matrix reads on its second dimension, all else writes."""
+    found = []
+    for name, count, places in groups(net):
+        found.append((name, count, [p for p in places if p.tensor.ndim > 1 and p.dim == 1]))
+    norms = {id(p) for m in net.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d) for p in m.parameters()}
+    for name, count, places in token_groups(net):
+        matrices = [p for p in places if isinstance(p.tensor, nn.Parameter) and id(p.tensor) not in norms]
+        found.append((name, count, [p for p in matrices if p.dim == 0 or _is_table(net, p.tensor)]))
+    return found
+
+
+def _is_table(net: Network, tensor: Tensor) -> bool:
+    """Whether a tensor is added to the tokens itself (positions, the class token)."""
+    from superformer.elastic.layers import Table
+
+    return any(isinstance(m, Table) and m.weight is tensor for m in net.modules())
+
+
+def unit_effects(net: Network, batches: Iterable[Tensor], seed: int = 0) -> tuple[dict[str, Tensor], int]:
+    """The mean square effect of each unit's gate over pictures, and how many pictures there were."""
+    gates = _gates(net)
+    total = {name: torch.zeros(count, dtype=torch.float64) for name, count, _ in gates}
+    generator, pictures, training = torch.Generator().manual_seed(seed), 0, net.training
+    net.eval()
+    for batch in batches:
+        for x in batch.split(1):  # squares are those of single pictures
+            net.zero_grad()
+            logits = net(x)
+            label = torch.multinomial(F.softmax(logits.detach(), -1), 1, generator=generator)[:, 0]
+            F.cross_entropy(logits, label).backward()
+            for name, count, places in gates:
+                total[name] += torch.stack([_products(p, count) for p in places]).sum(0).square()
+            pictures += 1
+    net.zero_grad()
+    net.train(training)
+    return {name: value / max(pictures, 1) for name, value in total.items()}, pictures
+
+
+def _products(place: Place, count: int) -> Tensor:
+    """The sum of weight * gradient over each unit."""
+    if place.tensor.grad is None:
+        return torch.zeros(count, dtype=torch.float64)
+    product = (place.tensor.detach() * place.tensor.grad).transpose(0, place.dim)
+    return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).double()
+
+
+@torch.inference_mode()
+def block_order(
+    net: Network, x: Tensor, told: Told = lambda done, of: None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Of each stage its blocks, the last to go first, and how far the predictions had moved when each went."""
+    training = net.training
+    net.eval()
+    arch = net.space.smallest()
+    at = net.plan(arch, (int(x.shape[-2]), int(x.shape[-1])))
+    least = 0 if net.schema.opens else 1
+    kept = [list(range(len(visits))) for visits in at.stages]
+    gone: list[list[tuple[int, float]]] = [[] for _ in kept]
+
+    def predictions(blocks: Sequence[Sequence[int]]) -> Tensor:
+        stages = tuple(tuple(visits[p] for p in own) for visits, own in zip(at.stages, blocks, strict=True))
+        shorter = replace(at, stages=stages)
+        outs = [net.classify(net.run(net.embed(net.shared(p), shorter), shorter), shorter) for p in x.split(32)]
+        return F.log_softmax(torch.cat(outs).double(), -1)
+
+    whole = predictions(kept)
+    trials = sum(max(len(k) - least, 0) for k in kept)
+    total, done = trials * (trials + 1) // 2, 0
+    while any(len(k) > least for k in kept):
+        found: tuple[float, int, int] | None = None
+        for i, own in enumerate(kept):
+            for p in own if len(own) > least else ():
+                shorter = [[q for q in k if (j, q) != (i, p)] for j, k in enumerate(kept)]
+                moved = float((whole.exp() * (whole - predictions(shorter))).sum(-1).mean())
+                done += 1
+                told(min(done, total), total)
+                if found is None or moved < found[0]:
+                    found = moved, i, p
+        assert found is not None
+        kept[found[1]].remove(found[2])
+        gone[found[1]].append((found[2], found[0]))
+    net.train(training)
+    blocks = tuple((*own, *(p for p, _ in reversed(out))) for own, out in zip(kept, gone, strict=True))
+    return blocks, tuple(tuple(moved for _, moved in reversed(out)) for out in gone)
