@@ -67,6 +67,13 @@ ExportFolder = Annotated[Word, _opt("--out", "DIR", "The folder to write; DIR/ex
 OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")]
 BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
 Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
+FitModel = Annotated[str, _arg("MODEL", "A timm network by its name, or a folder with a network of ours.")]
+Checkpoint = Annotated[Word, _opt("--checkpoint", "FILE", "Its weights, if not timm's own (safetensors).")]
+ImgSize = Annotated[int | None, typer.Option("--img-size", min=1, max=4096, help="Pixels, if not the network's own.")]
+SpeedUp = Annotated[
+    float, typer.Option("--speed-up", min=1.05, max=100, help="How many times as fast, without a limit.")
+]
+FrontNetworks = Annotated[int, typer.Option("--networks", min=1, max=50, help="Networks to train in the end.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 
 

@@ -99,7 +99,7 @@ class ResNet(Pyramid):
     any_size = True
 
     def token_channels(self) -> Sequence[Axis]:
-        return (self.base, *self.widths,)
+        return (self.base, *self.widths)
 
     def build(self) -> None:
         space = self.space

@@ -27,6 +27,7 @@ from superformer.runs.stored import RunError as RunError
 from superformer.space import Space
 from superformer.space.arch import Arch
 
+SUPERNET = "supernet.safetensors"
 _command: list[str] = []
 """The words of the command line that runs now."""
 _locks: set[int] = set()
@@ -51,7 +52,7 @@ class Run:
         self.facts_file = folder / stored.FACTS
         self.checkpoints = folder / "checkpoints"
         self.metrics_file = folder / stored.METRICS
-        self.supernet_file = folder / "supernet.safetensors"
+        self.supernet_file = folder / SUPERNET
         self.history_file = folder / "history.db"
         self.front_file = folder / "front.json"
 
@@ -69,6 +70,7 @@ class Run:
         if not self.recipe_file.exists():
             own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # killed while it began
             own |= {"spaces", "evolution.json", COMMANDS}  # what evolving the space leaves before the last training
+            own |= {"original", "orders.json"}  # what fitting a pretrained network does
             entries = self.folder.iterdir() if self.folder.is_dir() else ()
             strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
             if strange or (self.folder.exists() and not self.folder.is_dir()):

@@ -1,4 +1,4 @@
-"""What of a trained network may go first, measured on pictures: heads, hidden units, channels of the tokens, and blocks.
+"""What of a trained network may go first, measured on pictures: heads, hidden units, channels of tokens, blocks.
 
 *Units.* A gate of value 1 on a unit (all that reads a head or a hidden unit; all that writes a channel of the tokens)
 changes the loss of a picture by the sum of ``weight * gradient`` over those weights, to first order. The importance of
@@ -23,9 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer import files
+from superformer.elastic.axis import Pass
+from superformer.elastic.layers import Table
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.train.channel_sort import Place, groups, move_units, token_groups
+
+CHUNK = 32
+"""Pictures that go through a network together."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ class Orders:
                 raise SuperformerError(f"this order is of another network: {name} has {len(order)} units in it")
         for name, order in self.units.items():
             move_units(known[name][1], torch.tensor(order))
+
+    def text(self) -> str:
+        """For people: which blocks go first."""
+        lines = [f"{len(self.units)} groups of units ordered by {self.pictures} pictures"]
+        for i, order in enumerate(self.blocks):
+            first = ", ".join(str(p + 1) for p in order[:-5:-1])
+            lines.append(f"stage {i + 1}: blocks {first} of {len(order)} go first")
+        return "\n".join(lines)
 
     def save(self, path: Path) -> None:
         files.write_object(path, {
@@ -95,8 +108,6 @@ def _gates(net: Network) -> list[tuple[str, int, list[Place]]]:
 
 def _is_table(net: Network, tensor: Tensor) -> bool:
     """Whether a tensor is added to the tokens itself (positions, the class token)."""
-    from superformer.elastic.layers import Table
-
     return any(isinstance(m, Table) and m.weight is tensor for m in net.modules())
 
 
@@ -128,41 +139,71 @@ def _products(place: Place, count: int) -> Tensor:
     return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).double()
 
 
+Blocks = list[list[int]]
+"""Of each stage the positions that are left."""
+
+
 @torch.inference_mode()
 def block_order(
     net: Network, x: Tensor, told: Told = lambda done, of: None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Of each stage its blocks, the last to go first, and how far the predictions had moved when each went."""
-    training = net.training
+    training, least = net.training, 0 if net.schema.opens else 1
     net.eval()
-    arch = net.space.smallest()
-    at = net.plan(arch, (int(x.shape[-2]), int(x.shape[-1])))
-    least = 0 if net.schema.opens else 1
+    at = net.plan(net.space.smallest(), (int(x.shape[-2]), int(x.shape[-1])))
     kept = [list(range(len(visits))) for visits in at.stages]
     gone: list[list[tuple[int, float]]] = [[] for _ in kept]
-
-    def predictions(blocks: Sequence[Sequence[int]]) -> Tensor:
-        stages = tuple(tuple(visits[p] for p in own) for visits, own in zip(at.stages, blocks, strict=True))
-        shorter = replace(at, stages=stages)
-        outs = [net.classify(net.run(net.embed(net.shared(p), shorter), shorter), shorter) for p in x.split(32)]
-        return F.log_softmax(torch.cat(outs).double(), -1)
-
-    whole = predictions(kept)
-    trials = sum(max(len(k) - least, 0) for k in kept)
-    total, done = trials * (trials + 1) // 2, 0
-    while any(len(k) > least for k in kept):
-        found: tuple[float, int, int] | None = None
-        for i, own in enumerate(kept):
-            for p in own if len(own) > least else ():
-                shorter = [[q for q in k if (j, q) != (i, p)] for j, k in enumerate(kept)]
-                moved = float((whole.exp() * (whole - predictions(shorter))).sum(-1).mean())
-                done += 1
-                told(min(done, total), total)
-                if found is None or moved < found[0]:
-                    found = moved, i, p
-        assert found is not None
-        kept[found[1]].remove(found[2])
-        gone[found[1]].append((found[2], found[0]))
+    whole, _ = _without_each(net, at, x, kept, [])
+    rounds = sum(max(len(k) - least, 0) for k in kept)
+    for n in range(rounds):
+        told(n, rounds)
+        tried = [(i, p) for i, own in enumerate(kept) if len(own) > least for p in own]
+        _, found = _without_each(net, at, x, kept, tried)
+        moved = [float((whole.exp() * (whole - other)).sum(-1).mean()) for other in found]
+        first = min(range(len(tried)), key=moved.__getitem__)
+        i, p = tried[first]
+        kept[i].remove(p)
+        gone[i].append((p, moved[first]))
     net.train(training)
     blocks = tuple((*own, *(p for p, _ in reversed(out))) for own, out in zip(kept, gone, strict=True))
     return blocks, tuple(tuple(moved for _, moved in reversed(out)) for out in gone)
+
+
+def _without_each(
+    net: Network, at: Pass, x: Tensor, kept: Blocks, tried: Sequence[tuple[int, int]]
+) -> tuple[Tensor, list[Tensor]]:
+    """The log-probabilities of the blocks that are left, and without each of some of them: what comes before such a
+    block is computed once for all."""
+    whole: list[Tensor] = []
+    without: list[list[Tensor]] = [[] for _ in tried]
+    for part in x.split(CHUNK):
+        now = _only(at, kept)
+        y = net.embed(net.shared(part), now)
+        for i, own in enumerate(kept):
+            y = net.enter(i, y, now)
+            for p in own:
+                if (i, p) in tried:
+                    shorter = [[q for q in k if (j, q) != (i, p)] for j, k in enumerate(kept)]
+                    without[tried.index((i, p))].append(_rest(net, y, at, shorter, i, p))
+                y = at.stages[i][p].block(y, at.stages[i][p], now)
+        whole.append(_log_probabilities(net, y, now))
+    return torch.cat(whole), [torch.cat(parts) for parts in without]
+
+
+def _only(at: Pass, kept: Blocks) -> Pass:
+    stages = tuple(tuple(visits[p] for p in own) for visits, own in zip(at.stages, kept, strict=True))
+    return replace(at, stages=stages)
+
+
+def _rest(net: Network, y: Tensor, at: Pass, kept: Blocks, stage: int, after: int) -> Tensor:
+    """What follows a block of a stage."""
+    now = _only(at, kept)
+    for i in range(stage, len(kept)):
+        y = net.enter(i, y, now) if i > stage else y
+        for p in kept[i] if i > stage else [p for p in kept[i] if p > after]:
+            y = at.stages[i][p].block(y, at.stages[i][p], now)
+    return _log_probabilities(net, y, now)
+
+
+def _log_probabilities(net: Network, y: Tensor, at: Pass) -> Tensor:
+    return F.log_softmax(net.classify(net.finish(y, at), at).double(), -1)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -98,6 +99,13 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         return from_network(net, load_network(settings.network).net, orders)
     if settings.timm is None:
         return None
+    model, _ = from_settings_network(settings)
+    return from_network(net, model, orders)
+
+
+def from_settings_network(settings: Start) -> tuple[Network, dict[str, Any]]:
+    """The timm network of these settings as ours, and what timm tells of its pictures."""
+    assert settings.timm is not None
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
     if settings.checkpoint is not None:
         if not settings.checkpoint.endswith(".safetensors"):
@@ -105,14 +113,14 @@ def from_settings(net: Network, settings: Start) -> Report | None:
             raise SuperformerError(f"start.checkpoint must be {needed}, not {settings.checkpoint}")
         words["checkpoint_path"] = settings.checkpoint
     try:
-        model = from_timm(settings.timm, **words)
+        source = timm.create_model(settings.timm, **words)
+        return from_timm(source), dict(source.pretrained_cfg)
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
         what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
-    return from_network(net, model, orders)
 
 
 def from_network(net: Network, model: Network, orders: Orders | None = None) -> Report:

@@ -1,0 +1,199 @@
+"""From a pretrained network and pictures to a front of faster networks and a winner: what ``superformer fit`` does.
+
+1. *original*: the network, tuned on the pictures (``DIR/original``); it teaches all that follow.
+2. *orders*: what of it may go first, measured on the pictures (``DIR/orders.json``, `superformer.train.importance`).
+3. *supernet*: the space around it (`superformer.spaces.around`), trained from its weights in that order.
+4. *search*: the front of accuracy against measured latency, or MACs.
+5. *retrain*: some networks of the front, each by itself, with the same teacher; the winner last (``DIR/model``).
+
+Each part is an ordinary run or an ordinary file, and each is done once: killed, the same call goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from superformer import data, files
+from superformer.cost import cost
+from superformer.cost.latency import measure_in_turn
+from superformer.errors import SuperformerError
+from superformer.evaluation.evaluator import evaluate
+from superformer.families.network import Network
+from superformer.fit.source import Source
+from superformer.progress import Tell, quiet, teller
+from superformer.recipes import Recipe, from_tree, merged
+from superformer.runs import SUPERNET, Run, stored
+from superformer.runs.storage import load_supernet
+from superformer.search import search
+from superformer.settings import load_yaml
+from superformer.space import Space, point
+from superformer.space.arch import Arch
+from superformer.spaces.around import space_around
+from superformer.train.importance import Orders, measure
+from superformer.train.loop import train
+from superformer.train.retrain import retrain, write_inherited
+
+UNITS, BLOCKS = 512, 128
+"""Training pictures that tell the importance of units, and of blocks."""
+LEAST = 1.5
+"""The least speed-up that a space is made for: a front needs room below the limit."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is asked of the winner: one of these limits, or a speed-up."""
+
+    latency: float | None = None
+    macs: float | None = None
+    speed_up: float = 2.0
+    networks: int = 3
+
+    def __post_init__(self) -> None:
+        if self.latency is not None and self.macs is not None:
+            raise SuperformerError("give one limit, --latency-max or --macs-max, not both")
+
+    @property
+    def cost(self) -> str:
+        return "macs" if self.macs is not None else "latency"
+
+
+def fit(
+    model: str,
+    data_spec: str,
+    folder: str | Path,
+    *changes: str,
+    aim: Aim = Aim(),  # noqa: B008  # frozen
+    checkpoint: str | None = None,
+    img_size: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Fit a pretrained network to pictures and a limit; what is returned is also in ``DIR/fit.json``."""
+    home, shown = Path(folder), quiet(console)
+    tell = teller(shown)
+    source = Source.of(model, checkpoint)
+    size = img_size or source.size_for(data_spec)
+    arch = source.arch(size)
+    with _chapter(shown, "1. The original, tuned on your pictures"):
+        original = train(_original(source, arch, changes), data_spec, home / "original", console=console)
+        net = load_supernet(original.supernet_file)
+        net = net.extract(net.space.smallest()).eval()
+        teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
+    with _chapter(shown, "2. What of it may go first"):
+        orders = _orders(home, original, net, tell)
+    with _chapter(shown, "3. The supernet around it"):
+        times = _times(home, net, size)
+        limit = _limit(aim, times)
+        space = space_around(arch, max(times[aim.cost] / limit, LEAST), size, orders.blocks)
+        recipe = _supernet(source, space, home, teacher, changes)
+        train(recipe, data_spec, home, console=console)
+    with _chapter(shown, "4. Search"):
+        found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console)
+    with _chapter(shown, "5. The networks that were found, each by itself"):
+        chosen = pick(found["front"], aim.cost, limit, aim.networks)
+        rows = [retrain(home, row["key"], console=console).rows[-1] for row in chosen]  # the winner last
+        result = {"limit": limit, "cost": aim.cost, "original": times, "table": _table(original, net, home, rows)}
+        files.write_object(home / "fit.json", result)
+    return result
+
+
+@contextmanager
+def _chapter(console: Console, title: str) -> Iterator[None]:
+    console.rule(title, align="left")
+    yield
+
+
+def _trees() -> dict[str, Any]:
+    text = (resources.files(__name__) / "settings.yaml").read_text()
+    trees: dict[str, Any] = load_yaml(text, "the settings of fit")
+    return trees
+
+
+def _original(source: Source, arch: Arch, changes: Sequence[str]) -> Recipe:
+    """How the network itself is tuned."""
+    trees = _trees()
+    tree = merged(merged(trees["common"], trees["original"]), {"data": source.prepared})
+    tree |= {"space": json.loads(point(arch).to_json()), "start": source.start.model_dump(mode="json")}
+    return from_tree(tree, "fit", [c.removeprefix("original.") for c in changes if c.startswith("original.")])
+
+
+def _supernet(source: Source, space: Space, home: Path, teacher: Path, changes: Sequence[str]) -> Recipe:
+    """How the supernet is trained, and what it finds."""
+    trees = _trees()
+    tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
+    tree = merged(tree, {"loss": {"teachers": [str(teacher)], "teacher_size": "student"}})
+    start = {"network": str(teacher), "orders": str(home / "orders.json")}
+    tree |= {"space": json.loads(space.to_json()), "start": start}
+    return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
+
+
+def _orders(home: Path, original: Run, net: Network, tell: Tell) -> Orders:
+    path = home / "orders.json"
+    if path.exists():
+        return Orders.load(path)
+    recipe, facts = original.recipe(), original.facts()
+    pictures = data.load(facts["data"], recipe.data, facts["img_size"]).train
+    some = [x for x, _ in data.eval_batches(pictures, recipe.data, facts["img_size"], 64, UNITS + BLOCKS)]
+    x = torch.cat(some)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(recipe.seed))
+    cut = max(len(x) - BLOCKS, len(x) // 2)
+    found = measure(net, [x[order[:cut]]], x[order[cut:]], recipe.seed)
+    found.save(path)
+    tell(found.text())
+    return found
+
+
+def _times(home: Path, net: Network, size: int) -> dict[str, float]:
+    """What the original costs here: measured once, and kept, so that a run that goes on has the same aim."""
+    path = home / "original" / "cost.json"
+    if not path.exists():
+        seconds = measure_in_turn([net], size, seconds=2.0)[0].median
+        macs = float(cost(net.space, [net.space.smallest()], num_classes=net.num_classes).macs[0])
+        files.write_object(path, {"latency": seconds, "macs": macs})
+    return {name: float(value) for name, value in stored.read(path).items()}
+
+
+def _limit(aim: Aim, times: Mapping[str, float]) -> float:
+    """The most that the winner may cost."""
+    asked = aim.macs if aim.cost == "macs" else aim.latency
+    return asked if asked is not None else times[aim.cost] / aim.speed_up
+
+
+def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:
+    """Some networks of a front, the winner (the most accurate within the limit) last: the others lie at about equal
+    steps of cost between the cheapest and the dearest."""
+    inside = [row for row in front if row[name] <= limit]
+    if not inside:
+        least = min(row[name] for row in front)
+        raise SuperformerError(f"no network that was found costs at most {limit:g} ({name}); the least is {least:g}")
+    winner = max(inside, key=lambda row: (row["accuracy"], -row[name]))
+    low, high = (f(row[name] for row in front) for f in (min, max))
+    marks = [low + (high - low) * k / max(networks - 1, 1) for k in range(networks)]
+    others: list[dict[str, Any]] = []
+    for mark in marks:
+        row = min(front, key=lambda r: abs(r[name] - mark))
+        if row is not winner and row not in others:
+            others.append(row)
+    return [*others[: networks - 1], winner]
+
+
+def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The original and the networks that were found, on the test pictures, all timed in turn."""
+    models = [net]
+    models += [load_supernet(home / "retrained" / f"{r['key']}-{r['weights']}" / SUPERNET).eval() for r in rows]
+    times = measure_in_turn(models, net.space.img_size, seconds=2.0)
+    own = evaluate(original.folder, ["largest"], "test")[0]
+    first = {"name": "original", "key": net.space.smallest().key, "weights": "finetuned"}
+    named = [{**r, "name": "winner" if k == len(rows) - 1 else "found"} for k, r in enumerate(rows)]
+    out = []
+    for row, time in zip([first | {n: own[n] for n in ("accuracy", "macs", "params")}, *named], times, strict=True):
+        kept = ("name", "accuracy", "macs", "params", "key", "weights")
+        out.append({**{n: row[n] for n in kept}, "latency": time.median})
+    return sorted(out, key=lambda row: -row["latency"])

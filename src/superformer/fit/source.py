@@ -1,0 +1,55 @@
+"""The network that a fit begins with: a timm network by its name, with its published weights or a file of them, or the
+folder of a network of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superformer import data
+from superformer.errors import SuperformerError
+from superformer.families.network import Network
+from superformer.files import CONFIG
+from superformer.recipes.settings import Data, Start
+from superformer.runs.storage import load_network
+from superformer.space.arch import Arch
+from superformer.space.schema import family
+from superformer.train.warm_start import from_settings_network
+
+
+@dataclass(frozen=True)
+class Source:
+    """``start``: the settings that a recipe begins with it by; ``prepared``: how its pictures are prepared."""
+
+    net: Network
+    start: Start
+    prepared: dict[str, Any]
+
+    @staticmethod
+    def of(model: str, checkpoint: str | None = None) -> Source:
+        """Find a network; one that cannot be taken is refused with the reason."""
+        path = Path(model)
+        folder = path / "model" if (path / "model" / CONFIG).exists() else path
+        if (folder / CONFIG).exists():
+            found = load_network(folder)
+            prepared = {"mean": list(found.mean), "std": list(found.std)}
+            return Source(found.net, Start(network=str(folder)), prepared)
+        if path.exists():
+            raise SuperformerError(f"{model} is there, and is no folder of a network ({CONFIG} and its weights)")
+        start = Start(timm=model, checkpoint=checkpoint)
+        net, config = from_settings_network(start)
+        prepared = {k: list(config[k]) for k in ("mean", "std") if k in config}
+        return Source(net, start, prepared | {k: config[k] for k in ("interpolation",) if k in config})
+
+    def size_for(self, spec: str) -> int:
+        """The size of pictures: the network's own, or that of the pictures where they are smaller."""
+        own, net = self.net.space.img_size, self.net
+        picture = data.load(spec, Data(search=0, augment="none", **self.prepared), own).train.picture(0)
+        step = net.reduction(net.space.smallest(), len(net.space.stages) - 1)
+        return int(min(own, max(min(picture.shape[:2]) // step, 1) * step))
+
+    def arch(self, size: int) -> Arch:
+        """Its architecture for pictures of this size."""
+        arch = self.net.space.smallest()
+        return arch if size == arch.resolution else family(arch.family).rescaled(arch, size)
