@@ -24,7 +24,8 @@ from rich.console import Console
 from superformer import data, files
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
-from superformer.errors import SuperformerError
+from superformer.cost.latency_table import LatencyTable
+from superformer.errors import InfeasibleError, SuperformerError
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
 from superformer.fit.source import Source
@@ -36,13 +37,17 @@ from superformer.search import search
 from superformer.settings import load_yaml
 from superformer.space import Space, point
 from superformer.space.arch import Arch
-from superformer.spaces.around import space_around
+from superformer.space.sampling import say_cost
+from superformer.spaces import model as build
+from superformer.spaces.around import MOST_SPEED_UP, space_around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
 from superformer.train.retrain import retrain, write_inherited
 
 UNITS, BLOCKS = 512, 128
 """Training pictures that tell the importance of units, and of blocks."""
+COST = "cost.json"
+FURTHER = (1.0, 1.5, 2.5, 5.0)
 LEAST = 1.5
 """The least speed-up that a space is made for: a front needs room below the limit."""
 
@@ -64,6 +69,11 @@ class Aim:
     def cost(self) -> str:
         return "macs" if self.macs is not None else "latency"
 
+    def limit(self, before: Mapping[str, float]) -> float:
+        """The most that the winner may cost."""
+        asked = self.macs if self.cost == "macs" else self.latency
+        return asked if asked is not None else before[self.cost] / self.speed_up
+
 
 def fit(
     model: str,
@@ -81,25 +91,25 @@ def fit(
     source = Source.of(model, checkpoint)
     size = img_size or source.size_for(data_spec)
     arch = source.arch(size)
+    before = room_below(arch, aim) if not (home / "original" / COST).exists() else stored.read(home / "original" / COST)
     with _chapter(shown, "1. The original, tuned on your pictures"):
         original = train(_original(source, arch, changes), data_spec, home / "original", console=console)
+        files.write_object(home / "original" / COST, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
         teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
     with _chapter(shown, "2. What of it may go first"):
         orders = _orders(home, original, net, tell)
     with _chapter(shown, "3. The supernet around it"):
-        times = _times(home, net, size)
-        limit = _limit(aim, times)
-        space = space_around(arch, max(times[aim.cost] / limit, LEAST), size, orders.blocks)
-        recipe = _supernet(source, space, home, teacher, changes)
-        train(recipe, data_spec, home, console=console)
+        space = space_around(arch, before["shrink"], size, orders.blocks)
+        train(_supernet(source, space, home, teacher, changes), data_spec, home, console=console)
     with _chapter(shown, "4. Search"):
         found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console)
     with _chapter(shown, "5. The networks that were found, each by itself"):
+        limit = _limit(aim, home, space, before)
         chosen = pick(found["front"], aim.cost, limit, aim.networks)
         rows = [retrain(home, row["key"], console=console).rows[-1] for row in chosen]  # the winner last
-        result = {"limit": limit, "cost": aim.cost, "original": times, "table": _table(original, net, home, rows)}
+        result = {"limit": limit, "cost": aim.cost, "original": before, "table": _table(original, net, home, rows)}
         files.write_object(home / "fit.json", result)
     return result
 
@@ -150,20 +160,36 @@ def _orders(home: Path, original: Run, net: Network, tell: Tell) -> Orders:
     return found
 
 
-def _times(home: Path, net: Network, size: int) -> dict[str, float]:
-    """What the original costs here: measured once, and kept, so that a run that goes on has the same aim."""
-    path = home / "original" / "cost.json"
-    if not path.exists():
-        seconds = measure_in_turn([net], size, seconds=2.0)[0].median
-        macs = float(cost(net.space, [net.space.smallest()], num_classes=net.num_classes).macs[0])
-        files.write_object(path, {"latency": seconds, "macs": macs})
-    return {name: float(value) for name, value in stored.read(path).items()}
+def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
+    """What the network costs here, and how far down the space around it must go (``shrink``) for the limit. One that it
+    cannot reach is refused before anything is trained."""
+    name, net = aim.cost, build(arch).eval()
+    before = {"macs": float(cost(net.space, [arch], num_classes=net.num_classes).macs[0]), "latency": 0.0}
+    before["latency"] = measure_in_turn([net], arch.resolution, seconds=1.0)[0].median
+    wanted = before[name] / aim.limit(before)
+    for further in FURTHER:
+        shrink = min(max(wanted, LEAST) * further, MOST_SPEED_UP)
+        space = space_around(arch, shrink)
+        small = space.smallest()
+        least = float(cost(space, [small], num_classes=net.num_classes).macs[0])
+        if name == "latency":  # in turn, so that both are measured on the same machine, however busy
+            times = measure_in_turn([net, build(small).eval()], arch.resolution, seconds=1.0)
+            least, now = (t.median for t in reversed(times))
+            before["latency"] = now
+            wanted = now / aim.limit(before)
+        if least <= before[name] / wanted:
+            return before | {"shrink": shrink, "least": least}
+    told = f"the least is {say_cost(name, least)}, and the network itself has {say_cost(name, before[name])}"
+    raise InfeasibleError(f"no network around {arch.key} has at most {say_cost(name, aim.limit(before))}; {told}")
 
 
-def _limit(aim: Aim, times: Mapping[str, float]) -> float:
-    """The most that the winner may cost."""
-    asked = aim.macs if aim.cost == "macs" else aim.latency
-    return asked if asked is not None else times[aim.cost] / aim.speed_up
+def _limit(aim: Aim, home: Path, space: Space, before: Mapping[str, float]) -> float:
+    """The most that the winner may cost; a speed-up is one against what the table of times says of the original."""
+    if aim.cost == "macs" or aim.latency is not None:
+        return aim.limit(before)
+    how: dict[str, Any] = {"runtime": "eager", "threads": 1, "batch": 1, "device": "cpu"}
+    table = LatencyTable.load(home / LatencyTable.file_name(**how), **how)
+    return float(table.latency(space, space.largest())[0]) / aim.speed_up
 
 
 def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:

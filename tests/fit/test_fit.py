@@ -1,0 +1,142 @@
+"""From a network to faster ones: the whole way in small, going on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import superformer as sf
+from superformer import fit as fitting
+from superformer.evaluation.evaluator import evaluate
+from superformer.fit import Aim, fit, pick, room_below
+from superformer.runs.storage import load_network, load_supernet, save_network
+from superformer.train import loop
+from superformer.train.importance import Orders
+
+BLOCK = {"heads": 3, "attn": sf.times(8, of="heads"), "mlp": 96}
+SPACE = sf.Space("one", "vit", (sf.Stage(BLOCK, depth=4),), {"patch_size": 2, "width": 48}, 8)
+WORDS = [f"{part}data.{key}" for part in ("", "original.") for key in ("augment=shift", "mirror=0", "workers=0")]
+WORDS += ["original.train.epochs=8", "original.optimizer.lr=4e-3", "train.epochs=2", "optimizer.lr=1e-3"]
+WORDS += ["search.population=8", "search.generations=3", "retrain.finetuned.train.epochs=1", "train.threads=1"]
+AIM = Aim(macs=400e3, networks=2)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Something to begin with; that it knows nothing yet does not matter here."""
+    folder = tmp_path_factory.mktemp("network")
+    net = sf.supernet(SPACE, 10, seed=1).extract(SPACE.smallest()).eval()
+    save_network(net, folder, [str(k) for k in range(10)], (0.5,) * 3, (0.5,) * 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fitted(network: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("fit") / "run"
+    return folder, fit(str(network), "digits", folder, *WORDS, aim=AIM)
+
+
+def test_the_whole_way(fitted: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = fitted
+    rows = {row["name"]: row for row in found["table"]}
+    assert rows["original"]["accuracy"] > 0.5  # it was tuned
+    assert rows["winner"]["macs"] <= AIM.macs < rows["original"]["macs"]
+    assert rows["winner"]["accuracy"] > 0.3
+    assert load_network(folder / "model").net.space.smallest().key == rows["winner"]["key"]
+    assert json.loads((folder / "fit.json").read_text())["limit"] == AIM.macs
+    space = sf.Run.open(folder).space()
+    assert space.stages[0].ranked == Orders.load(folder / "orders.json").blocks[0]
+    teacher = sf.Run.open(folder).recipe().loss.teachers
+    assert teacher == (str(folder / "original" / "network"),)
+
+
+def test_what_the_original_knew_is_kept_before_any_training(
+    fitted: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At three quarters of its MACs the best sub-network has half of its accuracy, without a step of training."""
+    folder, found = fitted
+    run = sf.Run.open(folder)
+    space, original = run.space(), load_supernet(folder / "original" / "supernet.safetensors")
+    net = sf.supernet(space, 10)
+    from superformer.evaluation.evaluator import TrainedRun
+    from superformer.train.warm_start import from_network
+
+    from_network(net, original.extract(original.space.smallest()), Orders.load(folder / "orders.json"))
+    most = float(sf.cost(space, [space.largest()], 10).macs[0])
+    archs = space.sample(40, seed=0, macs=(0.6 * most, 0.75 * most), num_classes=10)
+    trained = TrainedRun.of(run, net.eval())
+    best = max(trained.evaluator(trained.pictures.search)(archs))
+    whole = trained.evaluator(trained.pictures.search)([space.largest()])[0]
+    assert best > 0.5 * whole
+
+
+def test_the_same_words_go_on(
+    network: Path, fitted: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is trained or measured twice; the networks are the same."""
+    folder, found = fitted
+
+    def never(*args: object, **words: object) -> None:
+        raise AssertionError("this was done")
+
+    monkeypatch.setattr(loop._Loop, "go", never)
+    monkeypatch.setattr(fitting, "measure", never)
+    again = fit(str(network), "digits", folder, *WORDS, aim=AIM)
+    assert [{**row, "latency": 0} for row in again["table"]] == [{**row, "latency": 0} for row in found["table"]]
+
+
+def test_killed_after_the_original(
+    network: Path, fitted: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Stopped between two parts, it ends with the same networks."""
+    folder, found = fitted
+    monkeypatch.setattr(fitting, "measure", lambda *args, **words: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
+    monkeypatch.undo()
+    again = fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
+    assert [(row["name"], row["key"], row["accuracy"]) for row in again["table"]] == [
+        (row["name"], row["key"], row["accuracy"]) for row in found["table"]
+    ]
+    for name in ("supernet.safetensors", "original/supernet.safetensors"):
+        a, b = (load_supernet(f / name).state_dict() for f in (folder, tmp_path / "run"))
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_what_is_refused(network: Path, tmp_path: Path) -> None:
+    cases = {
+        "timm cannot make": ("no_such_network", {}),
+        "at most 100 macs": (str(network), {"aim": Aim(macs=100)}),
+        "one limit": (str(network), {}),
+    }
+    for text, (model, words) in cases.items():
+        if text == "one limit":
+            with pytest.raises(sf.SuperformerError, match=text):
+                Aim(latency=1.0, macs=1.0)
+            continue
+        with pytest.raises(sf.SuperformerError, match=text):
+            fit(model, "digits", tmp_path / "none", **words)
+    (tmp_path / "file").mkdir()
+    with pytest.raises(sf.SuperformerError, match="no folder of a network"):
+        fit(str(tmp_path / "file"), "digits", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_networks_along_the_front() -> None:
+    front = [{"key": str(k), "accuracy": 0.5 + k / 100, "macs": 100.0 * k} for k in range(1, 11)]
+    chosen = pick(front, "macs", 500, 4)
+    assert chosen[-1]["key"] == "5"
+    assert len({row["key"] for row in chosen}) == 4
+    with pytest.raises(sf.SuperformerError, match="the least is 100"):
+        pick(front, "macs", 50, 3)
+
+
+def test_room_below_goes_further_where_it_must() -> None:
+    arch = SPACE.smallest()
+    most = float(sf.cost(SPACE, [arch], 1000).macs[0])
+    assert room_below(arch, Aim(macs=most / 2))["shrink"] >= 2
+    assert evaluate is not None
