@@ -54,7 +54,18 @@ ArchNames = Annotated[Words, _opt("--arch", "WHICH", f"{WHICH}; repeatable.")]
 ArchName = Annotated[str, _opt("--arch", "WHICH", f"{WHICH}.")]
 MacsMax = Annotated[Word, _opt("--macs-max", "600M", "The most multiply-accumulates of a network.")]
 ParamsMax = Annotated[Word, _opt("--params-max", "5M", "The most parameters.")]
-LatencyMax = Annotated[Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here.")]
+LatencyMax = Annotated[
+    Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here or imported.")
+]
+CostMax = Annotated[Words, _opt("--cost-max", "energy=12mJ", "The most of an imported cost; repeatable.")]
+KitFolder = Annotated[str, _opt("--out", "KIT", "The folder of the kit: a new one, or one to go on with.")]
+KitSize = Annotated[
+    int, typer.Option("--networks", min=8, max=500, help="Networks for the fit; a quarter more tell its error.")
+]
+Measured = Annotated[str, _arg("FILE", "What measure.py wrote; with --unit, a CSV or JSON file of your own.")]
+DeviceName = Annotated[Word, _opt("--name", "NAME", "Of the device; that of the file otherwise.")]
+UnitName = Annotated[Word, _opt("--unit", "ms|mJ", "Of your own values: s, ms, us for latency, or any with --as.")]
+CostName = Annotated[str, _opt("--as", "NAME", "What your own values are, such as energy.")]
 MemoryMax = Annotated[Word, _opt("--memory-max", "20MB", "The most memory of activations, for one picture.")]
 ThroughputMin = Annotated[Word, _opt("--throughput-min", "500", "The fewest pictures a second, measured here.")]
 Seeds = Annotated[int, _opt("--seeds", "N", "Train so often, from the recipe's seed on; the table has the mean.")]

@@ -52,6 +52,7 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
         deployment.comparison(inputs),
         deployment.retrained(inputs),
         deployment.latency(inputs),
+        deployment.elsewhere(inputs),
         deployment.bench(inputs),
         progress,
         training.evolution(inputs),

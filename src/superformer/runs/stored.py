@@ -51,7 +51,9 @@ FILES = {
     "analysis.json": Stored({}, _anew.format("superformer analyse --run {run}")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
-TABLE = Stored({"machine": str, "parts": dict, "fit": dict}, _anew.format("superformer search --run {run} ..."))
+TABLE = Stored(
+    {"machine": str, "parts": dict, "fit": dict}, _anew.format("superformer search (or latency import) --run {run} ...")
+)
 """Of a table of latencies."""
 
 
