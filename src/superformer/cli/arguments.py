@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from superformer.errors import amount
+from superformer.settings import INT8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,10 +77,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON 
 AnalysisParts = Annotated[Words, _arg("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
 ExportFormat = Annotated[str, _opt("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
 ExportFolder = Annotated[Word, _opt("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")]
+Int8 = Annotated[Word, _opt("--int8", "[dynamic|static]", "Also in 8 bits, compared with float on the test pictures.")]
 OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")]
 BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
 Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
+
+
+class Int8Command(TyperCommand):
+    """A command whose ``--int8`` may stand alone: its word is then the default."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list[str]()
+        for word, then in zip(args, [*args[1:], ""], strict=True):
+            given += [word, INT8[0]] if word == "--int8" and then not in INT8 else [word]
+        return super().parse_args(ctx, given)
 
 
 def _finite(value: float) -> float:
@@ -176,6 +189,18 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     for row in rows:
         out.add_row(*(_cell(column, value) for column, value in row.items()))
     return out
+
+
+def int8_table(rows: list[dict[str, Any]]) -> Table:
+    """Networks before and after quantisation: two lines each."""
+    lines = []
+    for row in rows:
+        for prefix, how in (("", "float"), ("int8_", f"int8, {row['how']}")):
+            times = {k: f"{1e3 * row[prefix + n]:.2f} ms" for k, n in (("latency", "median"), ("90 %", "p90"))}
+            size = {"size": f"{row[prefix + 'size'] / 1e6:.2f} MB"}
+            line = {"network": row["name"], "weights": how, "test accuracy": percent(row[f"{prefix}accuracy"])}
+            lines.append({**line, **times, **size})
+    return table(lines, f"ONNX Runtime, {rows[0]['machine']}; threads: {rows[0]['threads']}")
 
 
 def _cell(column: str, value: Any) -> str:

@@ -54,6 +54,7 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
         deployment.latency(inputs),
         deployment.elsewhere(inputs),
         deployment.bench(inputs),
+        deployment.int8(inputs),
         progress,
         training.evolution(inputs),
         training.distributions(inputs),

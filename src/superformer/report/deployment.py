@@ -207,6 +207,31 @@ def bench(inputs: Inputs) -> Section | None:
     return Section("bench", "Speed here", body, {"bench": bars(label, axis("latency", "seconds", 0), shown)})
 
 
+def int8(inputs: Inputs) -> Section | None:
+    """Networks before and after quantisation to 8 bits."""
+    pair = ("accuracy", "median", "size")
+    whole = [r for r in inputs.int8 if None not in [number(r.get(p + k)) for p in ("", "int8_") for k in pair]]
+    if not whole:
+        return None
+    shown, lines = list[dict[str, Any]](), list[list[object]]()
+    for r in whole:
+        for prefix, name, colour in (("", "float", 4), ("int8_", f"int8, {r['how']}", 1)):
+            own = {key: r.get(prefix + key) for key in (*pair, "p90")}
+            bar = {"name": name, "group": _named(r) if len(whole) > 1 else None, "colour": colour}
+            shown.append(bar | {"value": own["median"], "to": number(own["p90"])})
+            agreed = percent(r.get("agreed")) if prefix else NOTHING
+            costs = [seconds(own["median"]), f"{own['size'] / 1e6:.3g} MB"]
+            lines.append([_named(r), name, percent(own["accuracy"]), agreed, *costs])
+    label = "Latency, median: " + ", ".join(f"{line[0]} {line[1]} {line[4]}" for line in lines)
+    columns = ["network", "weights", "test accuracy", "same class", "latency", "file"]
+    told = f"In ONNX Runtime, on {whole[-1].get('machine')}, {counted(int(whole[-1].get('threads', 1)), 'thread')}. "
+    told += "Accuracies are those of the test pictures; static scales were found on training pictures."
+    listed = markup.table(columns, lines, "Before and after quantisation", words=2)
+    chart = bars(label, axis("latency", "seconds", 0), shown[:MOST_BARS])
+    caption = "Latency of one picture: the bar is the median, the line reaches to the slowest tenth"
+    return chart_section("int8", "In 8 bits", told, caption, chart, listed)
+
+
 def _analysis_rows(inputs: Inputs, part: str) -> list[Row]:
     """A list of an analysis; a part that is one object is a list of one."""
     found = inputs.analysis.get(part)

@@ -102,6 +102,7 @@ class Inputs:
     retrained: list[Row] = field(default_factory=list)
     comparison: list[Row] = field(default_factory=list)
     bench: Row = field(default_factory=dict)
+    int8: list[Row] = field(default_factory=list)
     analysis: Row = field(default_factory=dict)
     commands: list[Row] = field(default_factory=list)
     latency_table: LatencyTable | None = None
@@ -177,6 +178,7 @@ def read(folder: str | Path) -> Inputs:
         retrained=stored.read(run.folder / "retrained.json").get("rows", []),
         comparison=stored.read(run.folder / "comparison.json").get("rows", []),
         bench=stored.read(run.folder / "bench.json"),
+        int8=stored.read(run.folder / "int8.json").get("rows", []),
         analysis=analysis,
         commands=stored.read_lines(run.folder / stored.COMMANDS),
         latency_table=_table(tables, front, "batch"),

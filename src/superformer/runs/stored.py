@@ -49,6 +49,7 @@ FILES = {
     "limits.json": Stored({"macs": [NUMBER], "latency": [NUMBER]}, _anew.format("superformer demo --run {run}")),
     "evolution.json": Stored({"spaces": [{"space": dict}]}, _anew.format("superformer evolve-space ... --run {run}")),
     "analysis.json": Stored({}, _anew.format("superformer analyse --run {run}")),
+    "int8.json": Stored({"rows": [{"key": str, "how": str}]}, _anew.format("superformer bench {run} --int8")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
 TABLE = Stored(
