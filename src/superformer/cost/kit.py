@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class Kit:
         if not (folder / KIT).exists():
             files.write_object(folder / KIT, {**about, "networks": []})
         archs, names = self.archs, self.names
-        macs, entries, shape = cost(self.space, archs, self.num_classes, self.img_size).macs, [], (0,)
+        macs, entries = cost(self.space, archs, self.num_classes, self.img_size).macs, []
+        shape: tuple[int, ...] = ()
         for k, (arch, name) in enumerate(zip(archs, names, strict=True)):
             file, net = folder / "networks" / f"{name}.onnx", model(arch, self.num_classes)
             x = pictures(net, self.img_size, 2, torch.device("cpu"))
@@ -155,7 +156,7 @@ def read_values(path: Path, kit: Kit, device: str, cost: str, unit: str) -> Late
     first = next(iter(given), "")
     number = re.match(r"\d{2,3}of(\d{1,4})-", first)
     sizes = [n for n in range(1, MOST_NETWORKS) if number and n + held_out(n) == int(number[1])]
-    own = Kit(kit.space, kit.num_classes, kit.img_size, *sizes[:1], seed=kit.seed)
+    own = replace(kit, networks=sizes[0] if sizes else kit.networks)
     if strange := [name for name in (first, *given) if name not in own.names]:
         raise KitError(f"{path}: {shown(strange[0])} is no network of this run's kit: {how}")
     _complete(path, own, given, how)

@@ -171,8 +171,8 @@ class LatencyTable:
         fitted, rest = slice(0, networks), slice(networks, None)
         base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), values[fitted])
         fit = Fit(networks, len(genes) - networks, 0.0, 0.0, 0.0, float(values.min()), float(values.max()))
-        own = space.family, dict(space.options), len(space.stages)
-        table = LatencyTable(*here, *own, base, parts, fit, **more)
+        given = *here, space.family, dict(space.options), len(space.stages), base, parts, fit
+        table = LatencyTable(*given, **more)
         return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), values[rest]))
 
     @staticmethod
@@ -312,8 +312,8 @@ def _fit_error(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
     same = np.ptp(predicted) == 0 or np.ptp(measured) == 0
     rank = 0.0 if same else float(spearmanr(predicted, measured).statistic)
     points = tuple(zip(predicted.tolist(), measured.tolist(), strict=True))
-    spread = {"median_error": float(np.median(errors)), "p90_error": float(np.quantile(errors, 0.9))}
-    return replace(fit, **spread, rank=rank, points=points)
+    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    return replace(fit, median_error=median, p90_error=p90, rank=rank, points=points)
 
 
 def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, runtime: str, device: str) -> Timer:

@@ -134,8 +134,8 @@ def add_int8(
             right += [float((own == labels.numpy()).sum()) for own in classes]
             agreed, count = agreed + int((classes[0] == classes[1]).sum()), count + len(labels)
     with doing(console, f"measuring {name}, before and after"):
-        x = batches[0][:1]
-        runs = [lambda s=session: s.run(None, {INPUT: x}) for session in sessions]
+        feed = {INPUT: batches[0][:1]}
+        runs = [lambda s=session: s.run(None, feed) for session in sessions]
         times = [np.quantile(own, (0.5, 0.9)).tolist() for own in times_in_turn(runs, 2 * seconds)]
     row: Row = {"name": name, "key": network.net.space.smallest().key, "how": how, "threads": threads}
     row |= {"machine": machine(runtime="onnx"), "pictures": count, "agreed": agreed / max(count, 1)}

@@ -220,7 +220,7 @@ def int8(inputs: Inputs) -> Section | None:
             bar = {"name": name, "group": _named(r) if len(whole) > 1 else None, "colour": colour}
             shown.append(bar | {"value": own["median"], "to": number(own["p90"])})
             agreed = percent(r.get("agreed")) if prefix else NOTHING
-            costs = [seconds(own["median"]), f"{own['size'] / 1e6:.3g} MB"]
+            costs = [seconds(own["median"]), f"{(number(own['size']) or 0) / 1e6:.3g} MB"]
             lines.append([_named(r), name, percent(own["accuracy"]), agreed, *costs])
     label = "Latency, median: " + ", ".join(f"{line[0]} {line[1]} {line[4]}" for line in lines)
     columns = ["network", "weights", "test accuracy", "same class", "latency", "file"]
