@@ -15,6 +15,8 @@ from superformer.errors import SuperformerError, nearest, shown
 Runtime = Literal["eager", "compiled", "onnx"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """What runs networks: torch as it is, torch.compile, ONNX Runtime."""
+INT8 = ("dynamic", "static")
+"""How networks are quantised to 8 bits (`superformer.interop.int8`); the first is the default."""
 
 
 LARGEST = 1e18

@@ -272,7 +272,11 @@ def test_the_best_meets_the_limit_when_it_is_measured(monkeypatch: pytest.Monkey
                 row["measured"] = max(row.get("measured", 0), left.pop(0))
 
         monkeypatch.setattr(module, "measure", measure)
-        task = SimpleNamespace(latency=object(), throughput=None, problem=SimpleNamespace(limits={"latency": (0, 1.0)}))
+        task = SimpleNamespace(
+            latency=SimpleNamespace(imported=False),
+            throughput=None,
+            problem=SimpleNamespace(limits={"latency": (0, 1.0)}),
+        )
         chosen = module.best_measured(task, rows, rows[:2], lambda text: None)
         assert chosen is not None
         assert not left

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from superformer.cost.latency import Job, measure_jobs
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
+from superformer.interop.export import export
+from superformer.interop.int8 import add_int8, check
 from superformer.machine import machine
 from superformer.progress import doing, quiet, teller
 from superformer.runs import Run, note_command
@@ -28,6 +31,7 @@ from superformer.runs.storage import load_network, load_supernet
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
 from superformer.spaces import model, models
+from superformer.train.retrain import network_to_export
 
 BATCHES = (1, 32)
 """Pictures at once: latency is told of the smallest, throughput of the best."""
@@ -64,6 +68,21 @@ def bench(
         note_command(Path(what))
         files.write_object(Path(what) / "bench.json", found)
     return found
+
+
+def bench_int8(
+    what: str, how: str, threads: int, seconds: float, which: Sequence[str] = (), console: Console | None = None
+) -> list[dict[str, Any]]:
+    """Networks of a run, and the same in 8 bits: a row each (see `superformer.interop.int8.add_int8`)."""
+    check(how)
+    rows, run = [], Run.open(what)
+    for name, arch, _ in network_sources(what, which):
+        network = network_to_export(what, None if arch is None else name)
+        with tempfile.TemporaryDirectory() as folder:
+            export(network, folder, "onnx", console)
+            about = {"threads": threads, "seconds": seconds, "console": console}
+            rows.append(add_int8(run, network, Path(folder), name, how, **about))  # type: ignore[arg-type]
+    return rows
 
 
 def summary(found: dict[str, Any]) -> list[dict[str, Any]]:

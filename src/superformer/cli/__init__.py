@@ -1,6 +1,7 @@
 """The command line. It reads words, calls the library and prints; it holds no logic of its own.
 
-`arguments` has what commands share, `find` the way from pictures to a network, `use` what is published or found."""
+`arguments` has what commands share, `find` the way from pictures to a network, `use` what is published or found,
+`devices` what was measured elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import sys
 
 import typer
 
-from superformer.cli import find, use
+from superformer.cli import devices, find, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError, shown
 from superformer.progress import note_interrupts
 
-__all__ = ["app", "find", "main", "use"]
+__all__ = ["app", "devices", "find", "main", "use"]
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from superformer.errors import amount
+from superformer.settings import INT8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +56,18 @@ ArchNames = Annotated[Words, _opt("--arch", "WHICH", f"{WHICH}; repeatable.")]
 ArchName = Annotated[str, _opt("--arch", "WHICH", f"{WHICH}.")]
 MacsMax = Annotated[Word, _opt("--macs-max", "600M", "The most multiply-accumulates of a network.")]
 ParamsMax = Annotated[Word, _opt("--params-max", "5M", "The most parameters.")]
-LatencyMax = Annotated[Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here.")]
+LatencyMax = Annotated[
+    Word, _opt("--latency-max", "20ms", "The longest time for a picture, measured here or imported.")
+]
+CostMax = Annotated[Words, _opt("--cost-max", "energy=12mJ", "The most of an imported cost; repeatable.")]
+KitFolder = Annotated[str, _opt("--out", "KIT", "The folder of the kit: a new one, or one to go on with.")]
+KitSize = Annotated[
+    int, typer.Option("--networks", min=8, max=500, help="Networks for the fit; a quarter more tell its error.")
+]
+Measured = Annotated[str, _arg("FILE", "What measure.py wrote; with --unit, a CSV or JSON file of your own.")]
+DeviceName = Annotated[Word, _opt("--name", "NAME", "Of the device; that of the file otherwise.")]
+UnitName = Annotated[Word, _opt("--unit", "ms|mJ", "Of your own values: s, ms, us for latency, or any with --as.")]
+CostName = Annotated[str, _opt("--as", "NAME", "What your own values are, such as energy.")]
 MemoryMax = Annotated[Word, _opt("--memory-max", "20MB", "The most memory of activations, for one picture.")]
 ThroughputMin = Annotated[Word, _opt("--throughput-min", "500", "The fewest pictures a second, measured here.")]
 Seeds = Annotated[int, _opt("--seeds", "N", "Train so often, from the recipe's seed on; the table has the mean.")]
@@ -64,6 +77,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON 
 AnalysisParts = Annotated[Words, _arg("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
 ExportFormat = Annotated[str, _opt("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]
 ExportFolder = Annotated[Word, _opt("--out", "DIR", "The folder to write; DIR/export/FORMAT of the run otherwise.")]
+Int8 = Annotated[Word, _opt("--int8", "[dynamic|static]", "Also in 8 bits, compared with float on the test pictures.")]
 OtherArch = Annotated[Word, _opt("--arch", "WHICH", "Another network than the retrained one, with inherited weights.")]
 BenchArchs = Annotated[Words, _opt("--arch", "WHICH", "Of a run: only these (model is the retrained one); repeatable.")]
 Benched = Annotated[str, _arg("MODEL|RUN", "A published model, one of timm, a folder with a network, or a run.")]
@@ -75,6 +89,16 @@ SpeedUp = Annotated[
 ]
 FrontNetworks = Annotated[int, typer.Option("--networks", min=1, max=50, help="Networks to train in the end.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
+
+
+class Int8Command(TyperCommand):
+    """A command whose ``--int8`` may stand alone: its word is then the default."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list[str]()
+        for word, then in zip(args, [*args[1:], ""], strict=True):
+            given += [word, INT8[0]] if word == "--int8" and then not in INT8 else [word]
+        return super().parse_args(ctx, given)
 
 
 def _finite(value: float) -> float:
@@ -172,6 +196,18 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     for row in rows:
         out.add_row(*(_cell(column, value) for column, value in row.items()))
     return out
+
+
+def int8_table(rows: list[dict[str, Any]]) -> Table:
+    """Networks before and after quantisation: two lines each."""
+    lines = []
+    for row in rows:
+        for prefix, how in (("", "float"), ("int8_", f"int8, {row['how']}")):
+            times = {k: f"{1e3 * row[prefix + n]:.2f} ms" for k, n in (("latency", "median"), ("90 %", "p90"))}
+            size = {"size": f"{row[prefix + 'size'] / 1e6:.2f} MB"}
+            line = {"network": row["name"], "weights": how, "test accuracy": percent(row[f"{prefix}accuracy"])}
+            lines.append({**line, **times, **size})
+    return table(lines, f"ONNX Runtime, {rows[0]['machine']}; threads: {rows[0]['threads']}")
 
 
 def _cell(column: str, value: Any) -> str:

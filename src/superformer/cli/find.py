@@ -98,7 +98,7 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 def search(
     run: arg.RunFolder, macs_max: arg.MacsMax = None, params_max: arg.ParamsMax = None,
     latency_max: arg.LatencyMax = None, memory_max: arg.MemoryMax = None, throughput_min: arg.ThroughputMin = None,
-    method: arg.MethodName = None, changes: arg.Changes = None, as_json: arg.Json = False,
+    cost_max: arg.CostMax = None, method: arg.MethodName = None, changes: arg.Changes = None, as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
@@ -107,7 +107,9 @@ def search(
 
     key=value words set the method (evolution: rounds, parents, p; nsga2: population, generations; predictor: first,
     front) and what is sought: objectives=accuracy,macs,latency,memory,throughput  seed=1  threads=2  runtime=onnx
-    device=cuda  depth=budget (equal blocks: as many as the limits allow)"""
+    device=cuda  depth=budget (equal blocks: as many as the limits allow)
+
+    On another device, with times of its own (superformer latency --help): --latency-max 8ms device=pi5"""
     amounts = {"macs": (macs_max, read_amount), "params": (params_max, read_amount)}
     amounts |= {"latency": (latency_max, read_seconds), "memory": (memory_max, read_bytes)}
     limits = {name: (0.0, read(text, f"--{name}-max")) for name, (text, read) in amounts.items() if text is not None}
@@ -117,7 +119,12 @@ def search(
 
     from superformer.recipes.searching import method_with_changes, split_options
 
-    method_with_changes(trained_run(run).recipe().search, method, split_options(own)[1])
+    opened = trained_run(run)
+    method_with_changes(opened.recipe().search, method, split_options(own)[1])
+    if cost_max:
+        from superformer.runs.devices import read_limit
+
+        limits |= dict(read_limit(text, opened) for text in cost_max)
     with computing():
         from superformer.search import search as run_search
 

@@ -111,19 +111,27 @@ def recipes(name: arg.Name = None, as_json: arg.Json = False) -> None:
         print(dump(resolve(name)), end="")
 
 
-@app.command()
-def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None, out: arg.ExportFolder = None) -> None:
+@app.command(cls=arg.Int8Command)
+def export(
+    run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None, out: arg.ExportFolder = None,
+    int8: arg.Int8 = None,
+) -> None:  # fmt: skip
     """Hand the network over: to ONNX Runtime, timm or Hugging Face. Ends with a proof: the largest difference of the
     logits.
 
     Example: superformer export --run runs/first --to onnx
 
     The retrained network of the run, unless --arch names another (best, a key of the front, a file): that has its
-    inherited weights."""
+    inherited weights.
+
+    --to onnx --int8 writes model.int8.onnx, too, and compares the two: accuracy on the test pictures, time, size.
+    --int8 static finds the scales of inputs on training pictures; dynamic, the default, while the network runs."""
     from superformer.interop import format_module
     from superformer.runs import Run
 
     format_module(to)
+    if int8 is not None and to != "onnx":
+        raise SuperformerError(f"--int8 is for --to onnx, not for {to}")
     if arch is None:
         Run.open(run).model_folder()
     else:
@@ -132,23 +140,34 @@ def export(run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None,
         from superformer.interop.export import export as run_export
         from superformer.train.retrain import network_to_export
 
-        proof = run_export(network_to_export(run, arch), Path(out or Path(run) / "export" / to), to, console)
+        network, folder, rows = network_to_export(run, arch), Path(out or Path(run) / "export" / to), []
+        proof = run_export(network, folder, to, console)
+        if int8 is not None:
+            from superformer.interop.int8 import add_int8
+
+            rows = [add_int8(Run.open(run), network, folder, arch or "model", int8, console=console)]
     say(f"{proof}")
+    if rows:
+        console.print(arg.int8_table(rows))
     say(f"The export is in {proof.files[0].parent}")
 
 
-@app.command()
+@app.command(cls=arg.Int8Command)
 def bench(
     what: arg.Benched,
     arch: arg.BenchArchs = None,
     runtimes: Annotated[str, typer.Option(metavar="LIST", help="What runs the networks.")] = "eager,compiled,onnx",
     threads: arg.Threads = 1,
     seconds: arg.Seconds = 0.5,
+    int8: arg.Int8 = None,
     as_json: arg.Json = False,
 ) -> None:
     """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.
 
-    Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx"""
+    Example: superformer bench runs/first, or superformer bench s3_tiny --runtimes eager,onnx
+
+    Of a run, --int8 compares each network with itself in 8 bits (in ONNX Runtime): accuracy on the test pictures, time
+    and size; --int8 static finds scales on training pictures beforehand."""
     from superformer.runs import Run
 
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
@@ -158,11 +177,15 @@ def bench(
     for name in arch or []:
         if run.recipe_file.exists() and name != "model":
             run.arch(name)
+    if int8 is not None and not run.recipe_file.exists():
+        raise SuperformerError(f"--int8 needs a run, whose test pictures judge, and {what} is none")
     with computing():
         from superformer.analysis import bench as benchmark
 
         shown = None if as_json else console
         found = benchmark.bench(what, words, threads, seconds=seconds, which=arch or [], console=shown)
+        if int8 is not None:
+            found["int8"] = benchmark.bench_int8(what, int8, threads, seconds, arch or [], shown)
     if as_json:
         print(json.dumps(found))
         return
@@ -177,6 +200,8 @@ def bench(
     console.print(table(rows, f"{found['machine']}; threads: {threads}"))
     for failure in failures:
         say(failure)
+    if found.get("int8"):
+        console.print(arg.int8_table(found["int8"]))
 
 
 @app.command()

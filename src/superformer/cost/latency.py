@@ -159,6 +159,21 @@ def measure_jobs(
     ]
 
 
+def times_in_turn(runs: Sequence[Run], seconds: float) -> list[list[float]]:
+    """The times of whatever can be run, for so many seconds in all, after a warm-up."""
+    for run in runs:
+        for _ in range(WARM_UP):
+            run()
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _in_turn(runs, seconds, time.perf_counter, lambda done: None)
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Progress) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in runs]
     begin, turns = clock(), 0

@@ -1,4 +1,5 @@
-"""Latency of whole populations, predicted from networks that were measured here.
+"""Latency of whole populations, predicted from networks that were measured, here or on another device
+(`superformer.cost.kit`). Other costs that add up as times do, such as energy, are predicted in the same way.
 
 A network's latency is taken to be a sum, as its MACs are: a base that all networks of the space share, and for each
 part (what leads into a stage, the blocks of a stage, the end) so many seconds a block, a MAC and a parameter.
@@ -70,6 +71,8 @@ class Fit:
     rank: float
     fastest: float
     slowest: float
+    points: tuple[tuple[float, float], ...] = ()
+    """Of the held-out networks: predicted, measured."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class LatencyTable:
     """Seconds of each part of a space's networks for one batch.
 
     ``parts`` has seconds a block, a MAC and a parameter (of one picture); what does not differ between the networks is
-    in ``base``."""
+    in ``base``. A table that was ``imported`` tells of another ``machine``, by the name ``device``, and may be of
+    another ``cost`` than latency, in a ``unit`` of its own."""
 
     machine: str
     threads: int
@@ -101,6 +105,9 @@ class LatencyTable:
     base: float
     parts: dict[str, tuple[float, float, float]]
     fit: Fit
+    imported: bool = False
+    cost: str = "latency"
+    unit: str = "s"
 
     def latency(self, space: Space, archs: Genes | Iterable[Arch] | Arch) -> Floats:
         """Predicted seconds of an undisturbed run on one batch, of architectures or of rows of genes."""
@@ -151,15 +158,22 @@ class LatencyTable:
         if networks is None:
             longest = timer([space.largest()], seconds / 30)[0]
             networks = int(np.clip(seconds / (RUNS * longest * (1 + HELD_OUT)), LEAST, MOST.get(runtime, LEAST)))
-        held = max(2, round(networks * HELD_OUT))
-        genes = space.sample_genes(networks + held, np.random.default_rng(seed))
-        measured = np.asarray(timer(space.decode(genes), seconds), dtype=np.float64)
-        fitted, rest = slice(0, networks), slice(networks, None)
-        base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), measured[fitted])
-        fit = Fit(networks, held, 0.0, 0.0, 0.0, float(measured.min()), float(measured.max()))
+        measured = timer(space.decode(drawn(space, networks, seed)), seconds)
         here = machine(device_name(device), runtime), threads, runtime, device, batch, num_classes, img_size
-        table = LatencyTable(*here, space.family, dict(space.options), len(space.stages), base, parts, fit)
-        return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), measured[rest]))
+        return LatencyTable.of(space, networks, seed, measured, *here)
+
+    @staticmethod
+    def of(space: Space, networks: int, seed: int, measured: Sequence[float], *here: Any, **more: Any) -> LatencyTable:
+        """The table of what all networks took that `drawn` draws: the same values, the same table, wherever they were
+        measured. ``here``: the first fields of a table, from the machine to the size of pictures."""
+        num_classes, img_size = here[5:]
+        genes, values = drawn(space, networks, seed), np.asarray(measured, dtype=np.float64)
+        fitted, rest = slice(0, networks), slice(networks, None)
+        base, parts = _solve(_tabulate(space, genes[fitted], num_classes, img_size), values[fitted])
+        fit = Fit(networks, len(genes) - networks, 0.0, 0.0, 0.0, float(values.min()), float(values.max()))
+        given = *here, space.family, dict(space.options), len(space.stages), base, parts, fit
+        table = LatencyTable(*given, **more)
+        return replace(table, fit=_fit_error(table.fit, table.latency(space, genes[rest]), values[rest]))
 
     @staticmethod
     def file_name(runtime: str, threads: int, batch: int, device: str = "cpu") -> str:
@@ -178,12 +192,16 @@ class LatencyTable:
             size = data.pop("img_size")
             parts = {str(name): (float(a), float(b), float(c)) for name, (a, b, c) in data.pop("parts").items()}
             size = tuple(size) if isinstance(size, list) else size
-            table = LatencyTable(img_size=size, parts=parts, fit=Fit(**data.pop("fit")), **data)
+            fit = data.pop("fit")
+            points = tuple((float(predicted), float(measured)) for predicted, measured in fit.pop("points", ()))
+            table = LatencyTable(img_size=size, parts=parts, fit=Fit(**fit, points=points), **data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LatencyError(f"this is not a table of latencies ({error}): build it again") from error
-        here = {"threads": threads, "runtime": runtime, "device": device, "batch": batch}
+        here: dict[str, Any] = {"threads": threads, "runtime": runtime, "device": device, "batch": batch}
+        if not table.imported:
+            here = {"machine": machine(device_name(device), runtime), **here}
         other = []
-        for name, now in {"machine": machine(device_name(device), runtime), **here}.items():
+        for name, now in here.items():
             if (then := getattr(table, name)) != now:
                 other.append(f"{name}: {then} then, {now} now")
         if other:
@@ -255,6 +273,22 @@ def _tabulate(space: Space, genes: Genes, num_classes: int, img_size: Size | Non
 # --- the fit ---
 
 
+def held_out(networks: int) -> int:
+    """How many tell the error of a fit to so many."""
+    return max(2, round(networks * HELD_OUT))
+
+
+def drawn(space: Space, networks: int, seed: int) -> Genes:
+    """The networks that are measured: so many for the fit, then those that tell its error."""
+    return space.sample_genes(networks + held_out(networks), np.random.default_rng(seed))
+
+
+def typical(fastest: Sequence[float], medians: Sequence[float]) -> list[float]:
+    """How long networks take that were measured together: their fastest runs, times how much longer medians were."""
+    disturbed = float(np.median([median / least for median, least in zip(medians, fastest, strict=True)]))
+    return [least * disturbed for least in fastest]
+
+
 def _solve(parts: dict[str, Floats], measured: Floats) -> tuple[float, dict[str, tuple[float, float, float]]]:
     """The base and the seconds of each part that predict the measured times best; columns that never differ belong to
     the base."""
@@ -277,7 +311,9 @@ def _fit_error(fit: Fit, predicted: Floats, measured: Floats) -> Fit:
     errors = np.abs(predicted / measured - 1)
     same = np.ptp(predicted) == 0 or np.ptp(measured) == 0
     rank = 0.0 if same else float(spearmanr(predicted, measured).statistic)
-    return replace(fit, median_error=float(np.median(errors)), p90_error=float(np.quantile(errors, 0.9)), rank=rank)
+    points = tuple(zip(predicted.tolist(), measured.tolist(), strict=True))
+    median, p90 = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    return replace(fit, median_error=median, p90_error=p90, rank=rank, points=points)
 
 
 def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, runtime: str, device: str) -> Timer:
@@ -294,8 +330,8 @@ def _timer(num_classes: int, img_size: Size | None, batch: int, threads: int, ru
             how = Turns(threads=threads, seconds=seconds / len(archs), device=device)
             timings = measure_in_turn(models, img_size, batch=batch, runtime=runtime, **how)
             found = [t.fastest for t in timings]
-            disturbed = float(np.median([t.median / t.fastest for t in timings]))
-            times += [t * times[0] / found[0] for t in found[1:]] if times else [t * disturbed for t in found]
+            first = typical(found, [t.median for t in timings])
+            times += [t * times[0] / found[0] for t in found[1:]] if times else first
             models = models[:1]
         return times
 

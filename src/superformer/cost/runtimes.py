@@ -115,10 +115,7 @@ def _compiled(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
 
 def _onnx(model: nn.Module, given: Sequence[Tensor], threads: int) -> list[Run]:
     """One session for all batches (as fast as one for each), as `superformer.interop` writes it."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads disturb what comes next
+    ort, options = onnxruntime(), session_options(threads)
     largest = max(given, key=len).cpu()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         file = str(Path(folder) / "model.onnx")
@@ -126,6 +123,14 @@ def _onnx(model: nn.Module, given: Sequence[Tensor], threads: int) -> list[Run]:
         session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     feeds = [{session.get_inputs()[0].name: x.cpu().numpy()} for x in given]
     return [lambda feed=feed: session.run(None, feed)[0] for feed in feeds]  # type: ignore[misc]
+
+
+def session_options(threads: int) -> Any:
+    """Of a session of ONNX Runtime that is measured."""
+    options = onnxruntime().SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads disturb what comes next
+    return options
 
 
 # --- a network as torch traces it, and as ONNX: for measuring, and for export ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -130,17 +130,18 @@ class Options(SettingsBase):
     margin: float | None = Field(None, ge=0, description="races: or probably cannot, by so many standard errors")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")
     runtime: Runtime = Field("eager", description="latency and throughput: what runs the networks")
-    device: str | None = Field(None, description="latency and throughput: where; none: where networks are evaluated")
+    device: str | None = Field(None, description="latency and throughput: where (or a name that was imported)")
     batch: int = Field(1, ge=1, description="latency: pictures at once")
     throughput_batch: int = Field(32, ge=1, description="throughput: pictures at once")
     table_seconds: float = Field(20, gt=0, description="latency, throughput: time to measure networks for a table")
 
-    def sought(self, limits: Mapping[str, object]) -> tuple[str, ...]:
-        """The objectives, accuracy first."""
+    def sought(self, limits: Mapping[str, object], imported: Iterable[str] = ()) -> tuple[str, ...]:
+        """The objectives, accuracy first; ``imported``: costs that the run knows besides."""
+        costs = (*COSTS, *imported)
         if self.objectives is None:
-            return ("accuracy", *([c for c in COSTS if c in limits] or ["macs"]))
-        if self.objectives[:1] != ("accuracy",) or set(self.objectives[1:]) - set(COSTS):
-            known, given = ", ".join(COSTS), ", ".join(self.objectives)
+            return ("accuracy", *([c for c in costs if c in limits] or ["macs"]))
+        if self.objectives[:1] != ("accuracy",) or set(self.objectives[1:]) - set(costs):
+            known, given = ", ".join(costs), ", ".join(self.objectives)
             raise SuperformerError(f"objectives are accuracy and then some of {known}, not {given}")
         return self.objectives
 

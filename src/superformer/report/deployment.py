@@ -12,7 +12,19 @@ import numpy as np
 from superformer.errors import amount
 from superformer.report import markup
 from superformer.report.inputs import NOTHING, Inputs, Row, cost_text, counted, number, percent, seconds
-from superformer.report.markup import Chart, Section, axis, bars, chart_section, paragraph, place, plot, series, several
+from superformer.report.markup import (
+    Chart,
+    Markup,
+    Section,
+    axis,
+    bars,
+    chart_section,
+    paragraph,
+    place,
+    plot,
+    series,
+    several,
+)
 
 WAYS = {"inherited": ("inherited", 4), "finetuned": ("fine-tuned", 0), "scratch": ("from scratch", 1)}
 """Of getting weights: their names and colours."""
@@ -46,18 +58,45 @@ def latency(inputs: Inputs) -> Section | None:
         f"{percent(near, 0)} of them lie within 10 % of the prediction; the prediction is off by {median:.1f} % "
         f"(median), {spread}."
     )
-    notes = []
-    for raw in inputs.fits:
-        if isinstance(fit := raw.get("fit"), Mapping):
-            threads = counted(int(raw.get("threads", 1)), "thread")
-            how = f"{raw.get('runtime')}, {threads}, batch {raw.get('batch')}, on {raw.get('machine')}"
-            note = f"The table of predictions ({how}) was fitted to {fit.get('networks')} networks; on "
-            note += f"{fit.get('held_out')} others it was off by {percent(fit.get('median_error'), 1)} (median) "
-            notes.append(
-                paragraph(f"{note}with a rank correlation of {number(fit.get('rank')) or 0:.2f}.", class_="note")
-            )
+    notes = [_fit_note(raw) for raw in inputs.fits if not raw.get("imported") and isinstance(raw.get("fit"), Mapping)]
     title, caption = "Latency, predicted and measured", "Above the line: slower than predicted"
     return chart_section("latency", title, told, caption, chart, *notes)
+
+
+def _fit_note(raw: Row) -> Markup:
+    """How good a table of predictions is."""
+    fit = raw["fit"]
+    threads = counted(int(raw.get("threads", 1)), "thread")
+    how = f"{raw.get('runtime')}, {threads}, batch {raw.get('batch')}, on {raw.get('machine')}"
+    note = f"The table of predictions ({how}) was fitted to {fit.get('networks')} networks; on "
+    note += f"{fit.get('held_out')} others it was off by {percent(fit.get('median_error'), 1)} (median) "
+    return paragraph(f"{note}with a rank correlation of {number(fit.get('rank')) or 0:.2f}.", class_="note")
+
+
+def elsewhere(inputs: Inputs) -> Section | None:
+    """What was measured on other devices and imported: predictions against what was measured, of networks that the fit
+    did not see."""
+    found = [raw for raw in inputs.fits if raw.get("imported") and isinstance(raw.get("fit"), Mapping)]
+    figures, charts, notes = list[Markup](), dict[str, Chart](), list[Markup]()
+    for k, raw in enumerate(found):
+        what, device = str(raw.get("cost", "latency")), raw.get("device")
+        unit = "seconds" if what == "latency" else f"{raw.get('unit')}"
+        pairs = [p for p in raw["fit"].get("points") or [] if len(p) == 2 and None not in map(number, p)]
+        label = (
+            f"{what.capitalize()} of {device}, batch {raw.get('batch')}: {len(pairs)} networks that the fit did not see"
+        )
+        dots = series("networks that the fit did not see", [p[0] for p in pairs], [p[1] for p in pairs], "dots", 1)
+        titles = [f"{kind} {what}" + ("" if what == "latency" else f", {unit}") for kind in ("predicted", "measured")]
+        x, y = (axis(title, "seconds" if what == "latency" else "number") for title in titles)
+        charts[f"elsewhere-{k}"] = plot(label, x, y, [dots], diagonal=True, band=0.1)
+        figures.append(place(f"elsewhere-{k}", label))
+        notes.append(_fit_note(raw))
+    if not found:
+        return None
+    told = "Networks of the space were measured on other devices, and the times (or other values) imported. Searches "
+    told += "with device=NAME, or a limit on such a cost, use predictions from them. What was found is not measured "
+    told += "again there: do so before you rely on a limit."
+    return Section("elsewhere", "Measured elsewhere", several(paragraph(told), markup.grid(*figures), *notes), charts)
 
 
 def _error(row: Row) -> float | None:
@@ -168,6 +207,31 @@ def bench(inputs: Inputs) -> Section | None:
     return Section("bench", "Speed here", body, {"bench": bars(label, axis("latency", "seconds", 0), shown)})
 
 
+def int8(inputs: Inputs) -> Section | None:
+    """Networks before and after quantisation to 8 bits."""
+    pair = ("accuracy", "median", "size")
+    whole = [r for r in inputs.int8 if None not in [number(r.get(p + k)) for p in ("", "int8_") for k in pair]]
+    if not whole:
+        return None
+    shown, lines = list[dict[str, Any]](), list[list[object]]()
+    for r in whole:
+        for prefix, name, colour in (("", "float", 4), ("int8_", f"int8, {r['how']}", 1)):
+            own = {key: r.get(prefix + key) for key in (*pair, "p90")}
+            bar = {"name": name, "group": _named(r) if len(whole) > 1 else None, "colour": colour}
+            shown.append(bar | {"value": own["median"], "to": number(own["p90"])})
+            agreed = percent(r.get("agreed")) if prefix else NOTHING
+            costs = [seconds(own["median"]), f"{(number(own['size']) or 0) / 1e6:.3g} MB"]
+            lines.append([_named(r), name, percent(own["accuracy"]), agreed, *costs])
+    label = "Latency, median: " + ", ".join(f"{line[0]} {line[1]} {line[4]}" for line in lines)
+    columns = ["network", "weights", "test accuracy", "same class", "latency", "file"]
+    told = f"In ONNX Runtime, on {whole[-1].get('machine')}, {counted(int(whole[-1].get('threads', 1)), 'thread')}. "
+    told += "Accuracies are those of the test pictures; static scales were found on training pictures."
+    listed = markup.table(columns, lines, "Before and after quantisation", words=2)
+    chart = bars(label, axis("latency", "seconds", 0), shown[:MOST_BARS])
+    caption = "Latency of one picture: the bar is the median, the line reaches to the slowest tenth"
+    return chart_section("int8", "In 8 bits", told, caption, chart, listed)
+
+
 def _analysis_rows(inputs: Inputs, part: str) -> list[Row]:
     """A list of an analysis; a part that is one object is a list of one."""
     found = inputs.analysis.get(part)
@@ -181,7 +245,7 @@ def correlations(inputs: Inputs) -> Section | None:
     parts += [("MACs", "amount", 1.0, "accuracy in the supernet", row) for row in budgets]
     if not parts:
         return None
-    figures, charts, lines = list[markup.Markup](), dict[str, Chart](), list[list[object]]()
+    figures, charts, lines = list[Markup](), dict[str, Chart](), list[list[object]]()
     for k, (x, quantity, times, y, row) in enumerate(parts):
         pairs = [p for p in row.get("points") or [] if isinstance(p, Sequence) and len(p) == 2]
         dots = [(times * p[0], 100 * p[1]) for p in pairs if None not in map(number, p)]

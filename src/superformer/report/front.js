@@ -2,9 +2,12 @@
 
 const NAMES = { macs: "MACs", params: "parameters", latency: "predicted latency", throughput: "predicted throughput", memory: "peak memory" };
 const UP_TO = { macs: "number of MACs", params: "number of parameters", latency: "latency", memory: "memory" };
-const quantity = (cost) => ({ latency: "seconds", throughput: "rate", memory: "bytes" })[cost] || "amount";
+const quantity = (cost) => ({ latency: "seconds", throughput: "rate", memory: "bytes" })[cost] || (UNITS[cost] ? cost : "amount");
 
 function Front(data, widths, squares) {
+  for (const [name, unit] of Object.entries(data.units || {})) {
+    NAMES[name] = `predicted ${name}`, UP_TO[name] = name, UNITS[name] = [[1, unit]];
+  }
   const P = data, n = P.key.length, place = document.getElementById("front-chart"), panel = document.getElementById("chosen");
   const costs = Object.keys(NAMES).filter((name) => P[name]);
   const onFront = new Set(P.front);

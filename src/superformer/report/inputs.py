@@ -20,6 +20,7 @@ from superformer.progress import Tell
 from superformer.recipes import Recipe
 from superformer.report.markup import cleaned
 from superformer.runs import Run, stored
+from superformer.runs.devices import imported_costs
 from superformer.search.history import History, Record
 from superformer.search.problem import exact_costs, predicted_costs
 from superformer.space import Space
@@ -65,10 +66,12 @@ def seconds(time: object) -> str:
     return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
 
 
-def cost_text(name: str, value: object) -> str:
-    """A cost with its unit."""
+def cost_text(name: str, value: object, unit: str | None = None) -> str:
+    """A cost with its unit; that of an imported cost is told."""
     if (own := number(value)) is None:
         return NOTHING
+    if unit is not None:
+        return f"{own:.3g} {unit}"
     return seconds(own) if name == "latency" else amount(own) + {"throughput": "/s", "memory": "B"}.get(name, "")
 
 
@@ -99,6 +102,7 @@ class Inputs:
     retrained: list[Row] = field(default_factory=list)
     comparison: list[Row] = field(default_factory=list)
     bench: Row = field(default_factory=dict)
+    int8: list[Row] = field(default_factory=list)
     analysis: Row = field(default_factory=dict)
     commands: list[Row] = field(default_factory=list)
     latency_table: LatencyTable | None = None
@@ -106,10 +110,21 @@ class Inputs:
     """Of the time of large batches, from which throughput follows."""
     fits: list[Row] = field(default_factory=list)
     """What the tables of latencies say of themselves."""
+    imported: dict[str, LatencyTable] = field(default_factory=dict)
+    """Costs of other kinds that the last search used."""
 
     @property
     def folder(self) -> str:
         return str(self.run.folder)
+
+    @property
+    def costs(self) -> dict[str, str]:
+        """What networks cost in this run, with titles."""
+        return COSTS | {name: name for name in self.imported}
+
+    def cost_text(self, name: str, value: object) -> str:
+        """A cost with its unit."""
+        return cost_text(name, value, self.imported[name].unit if name in self.imported else None)
 
     @property
     def trained(self) -> bool:
@@ -144,6 +159,7 @@ class Inputs:
 def read(folder: str | Path) -> Inputs:
     run = Run.open(folder)
     tables = [(path, stored.read(path)) for path in sorted(run.folder.glob("latency-*.json"))]
+    others = [stored.read(path) for path in sorted(run.folder.glob("cost-*.json"))]
     front = stored.read(run.front_file)
     fast = any("throughput" in row for row in front.get("front", []))
     analysis = stored.read(run.folder / "analysis.json")
@@ -162,11 +178,13 @@ def read(folder: str | Path) -> Inputs:
         retrained=stored.read(run.folder / "retrained.json").get("rows", []),
         comparison=stored.read(run.folder / "comparison.json").get("rows", []),
         bench=stored.read(run.folder / "bench.json"),
+        int8=stored.read(run.folder / "int8.json").get("rows", []),
         analysis=analysis,
         commands=stored.read_lines(run.folder / stored.COMMANDS),
         latency_table=_table(tables, front, "batch"),
         throughput_table=_table(tables, front, "throughput_batch") if fast else None,
-        fits=[raw for _, raw in tables],
+        fits=[*(raw for _, raw in tables), *others],
+        imported=imported_costs(run, front.get("units") or {}),
     )
 
 
@@ -263,20 +281,20 @@ def history(run: Run, weights: str | None = None) -> list[Record]:
 
 def _costs(inputs: Inputs, records: Sequence[Record], tell: Tell) -> dict[str, Floats]:
     """MACs and parameters of all; latency and throughput as the run's tables predict them; others as a front tells."""
-    costs = {name: np.asarray([r.values.get(name, np.nan) for r in records]) for name in COSTS}
+    costs = {name: np.asarray([r.values.get(name, np.nan) for r in records]) for name in inputs.costs}
     latency, throughput = inputs.latency_table, inputs.throughput_table
     uncounted = any(np.isnan(costs[name]).any() for name in ("macs", "params"))
-    if latency is not None or throughput is not None or uncounted:
+    if latency is not None or throughput is not None or uncounted or inputs.imported:
         tell(f"counting the costs of {len(records):,} architectures")
         try:
             genes = inputs.space.encode([Arch.from_json(r.arch_json) for r in records])
             costs |= exact_costs(inputs.space, genes, inputs.num_classes)
-            costs |= predicted_costs(inputs.space, genes, latency, throughput)
+            costs |= predicted_costs(inputs.space, genes, latency, throughput, imported=inputs.imported)
         except SuperformerError as error:
             tell(f"not every cost can be told: {error}")
     rows = inputs.front.get("front", [])
     for row, k in zip(rows, _places(records, rows), strict=True):
-        for name in COSTS:
+        for name in inputs.costs:
             if k is not None and name in row and np.isnan(costs[name][k]):
                 costs[name][k] = row[name]
     return {name: values for name, values in costs.items() if np.isfinite(values).any()}

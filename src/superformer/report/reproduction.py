@@ -110,7 +110,11 @@ def _recipe(inputs: Inputs) -> str:
 
 def _search(inputs: Inputs) -> list[str]:
     method = str(inputs.front.get("method"))
-    words = [*(word for name, ends in inputs.limits.items() for word in _limit(name, *ends)), "--method", method]
+    words = [
+        *(word for name, ends in inputs.limits.items() for word in _limit(inputs, name, *ends)),
+        "--method",
+        method,
+    ]
     usual = inputs.recipe.search.model_dump(mode="json") if method == inputs.recipe.search.method else {}
     try:
         usual = method_settings(method, usual).model_dump(mode="json")
@@ -123,11 +127,13 @@ def _search(inputs: Inputs) -> list[str]:
     return words
 
 
-def _limit(name: str, low: float, high: float) -> list[str]:
+def _limit(inputs: Inputs, name: str, low: float, high: float) -> list[str]:
     if name == "throughput":
         return ["--throughput-min", f"{low:.12g}"] if low else []
     if math.isinf(high):
         return []
+    if name in inputs.imported:
+        return ["--cost-max", f"{name}={high:.12g}{inputs.imported[name].unit}"]
     if name == "latency":
         return ["--latency-max", f"{1e3 * high:.12g}ms"]
     power, unit = next(((p, u) for p, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if high >= p), (1, ""))

@@ -43,11 +43,11 @@ def headline(inputs: Inputs) -> Section:
         seeds = [n for n in tested[-1].get("seeds") or () if number(n) is not None]
         way += f" weights, mean of {len(seeds)} seeds" if len(seeds) > 1 else " weights"
         tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", way))
-    for name, title in COSTS.items():
+    for name, title in inputs.costs.items():
         if name in best:
             value = best.get(MEASURED.get(name, ""), best[name])
-            how = "" if name not in MEASURED else "measured " if MEASURED[name] in best else "predicted "
-            tiles.append(_tile(cost_text(name, value), how + title, _limit(inputs, name, value)))
+            how = "measured " if MEASURED.get(name) in best else "predicted " if _predicted(inputs, name) else ""
+            tiles.append(_tile(inputs.cost_text(name, value), how + title, _limit(inputs, name, value)))
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     others = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
@@ -78,6 +78,10 @@ def _tile(value: str, name: str, note: object) -> Markup:
     return tag("div", tag("strong", value), tag("span", name), tag("small", note) if note else None, class_="tile")
 
 
+def _predicted(inputs: Inputs, name: str) -> bool:
+    return name in MEASURED or name in inputs.imported
+
+
 def _limit(inputs: Inputs, name: str, value: object) -> Markup | str | None:
     """What was allowed, and whether it was kept."""
     if name not in inputs.limits:
@@ -85,14 +89,15 @@ def _limit(inputs: Inputs, name: str, value: object) -> Markup | str | None:
     (low, high), own = inputs.limits[name], number(value)
     if own is not None and not low <= own <= high:
         end, where = (high, "above") if own > high else (low, "below")
-        return tag("span", f"{where} the limit of {cost_text(name, end)}", class_="warning")
-    return f"limit {cost_text(name, high)}" if np.isfinite(high) else f"at least {cost_text(name, low)}"
+        return tag("span", f"{where} the limit of {inputs.cost_text(name, end)}", class_="warning")
+    least, most = inputs.cost_text(name, low), inputs.cost_text(name, high)
+    return f"limit {most}" if np.isfinite(high) else f"at least {least}"
 
 
 def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     """The section, and what the page needs to draw the front and the architectures."""
     rows = inputs.front.get("front", [])
-    *others, last = [COSTS.get(name, name) for name in inputs.front.get("objectives", ())] or [""]
+    *others, last = [inputs.costs.get(name, name) for name in inputs.front.get("objectives", ())] or [""]
     shown = len(points.shown())
     told = f"Each dot is one of the {counted(len(points), 'architecture')} that were evaluated"
     told += f" ({shown:,} are drawn: the front, the best, and some of the others)" if shown < len(points) else ""
@@ -117,18 +122,20 @@ def front(inputs: Inputs, points: Points) -> tuple[Section, dict[str, Any]]:
     title = "Accuracy and cost" if rows else "Networks evaluated so far"
     section = Section("front", title, several(paragraph(told), chart, _table(inputs, rows) if rows else None))
     limits = {name: [low or None, None if np.isinf(high) else high] for name, (low, high) in inputs.limits.items()}
-    first = next((str(name) for name in inputs.front.get("objectives", ()) if name in COSTS), "macs")
+    first = next((str(name) for name in inputs.front.get("objectives", ()) if name in inputs.costs), "macs")
     data = {"limits": limits, "drawings": _drawings(rows), "axis": first, "folder": shlex.quote(inputs.folder)}
+    data["units"] = {name: table.unit for name, table in inputs.imported.items()}
     if (by_hand := inputs.baseline) is not None:
-        told_of = {name: number(by_hand.get(name)) for name in COSTS if name in by_hand}
+        told_of = {name: number(by_hand.get(name)) for name in inputs.costs if name in by_hand}
         data["baseline"] = {"key": by_hand["key"], "accuracy": 100 * by_hand["accuracy"], **told_of}
     return section, points.columns() | data
 
 
 def _table(inputs: Inputs, rows: list[Row]) -> Markup:
-    names = [name for name in COSTS if any(name in row for row in rows)]
+    names = [name for name in inputs.costs if any(name in row for row in rows)]
     real = {name: key for name, key in MEASURED.items() if any(key in row for row in rows)}
-    columns = ["network", "accuracy", *(("predicted " if n in MEASURED else "") + COSTS[n] for n in names)]
+    told = (("predicted " if _predicted(inputs, n) else "") + inputs.costs[n] for n in names)
+    columns = ["network", "accuracy", *told]
     columns += [f"measured {COSTS[name]}" for name in real]
     lines = []
     by_hand = [] if inputs.baseline is None else [inputs.baseline]
@@ -137,7 +144,7 @@ def _table(inputs: Inputs, rows: list[Row]) -> Markup:
         key = tag("button", row["key"], type="button", class_="key", data_key=row["key"])
         if row is inputs.baseline:
             key, mark = tag("code", row["key"]), tag("span", "by hand", class_="mark")
-        costs = [cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
+        costs = [inputs.cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
         lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
     more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
     last = "; last the largest network, uniformly scaled to the limits" if by_hand else ""

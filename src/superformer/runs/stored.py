@@ -49,9 +49,12 @@ FILES = {
     "limits.json": Stored({"macs": [NUMBER], "latency": [NUMBER]}, _anew.format("superformer demo --run {run}")),
     "evolution.json": Stored({"spaces": [{"space": dict}]}, _anew.format("superformer evolve-space ... --run {run}")),
     "analysis.json": Stored({}, _anew.format("superformer analyse --run {run}")),
+    "int8.json": Stored({"rows": [{"key": str, "how": str}]}, _anew.format("superformer bench {run} --int8")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
-TABLE = Stored({"machine": str, "parts": dict, "fit": dict}, _anew.format("superformer search --run {run} ..."))
+TABLE = Stored(
+    {"machine": str, "parts": dict, "fit": dict}, _anew.format("superformer search (or latency import) --run {run} ...")
+)
 """Of a table of latencies."""
 
 

@@ -61,7 +61,8 @@ def search(
 ) -> dict[str, Any]:
     """Search the supernet of a run; what is returned is also in its ``front.json``.
 
-    ``limits``: (low, high) of macs, params, latency (in seconds), throughput (pictures a second) and memory (bytes).
+    ``limits``: (low, high) of macs, params, latency (in seconds), throughput (pictures a second), memory (bytes), and
+    of costs that were imported, each in its unit.
     ``which`` method, if not that of the recipe; ``changes`` of its settings or of
     `superformer.recipes.settings.Options`."""
     world = World.join()
@@ -94,11 +95,12 @@ def forecast(problem: Problem) -> Iterator[str]:
     space = problem.space
     genes = np.concatenate([space.sample_genes(DRAWS, 0), space.encode([space.smallest(), space.largest()])])
     for name, values in problem.costs(genes).items():
-        marks = ", ".join(say_cost(name, v) for v in np.percentile(values, QUANTILES))
+        marks = ", ".join(say_cost(name, v, problem.units.get(name)) for v in np.percentile(values, QUANTILES))
         yield f"{name} of random networks (smallest; 5, 25, 50, 75, 95 % below; largest): {marks}"
     ends = []
     for name, (low, high) in problem.limits.items():
-        words = [f"from {say_cost(name, low)}"] * (low > 0) + [f"up to {say_cost(name, high)}"] * math.isfinite(high)
+        least, most = (say_cost(name, end, problem.units.get(name)) for end in (low, high))
+        words = [f"from {least}"] * (low > 0) + [f"up to {most}"] * math.isfinite(high)
         ends.append(f"{name} {' '.join(words) or 'without a limit'}")
     if ends:
         yield f"limits: {', '.join(ends)}; {100 * problem.feasible(genes).mean():.3g} % of random networks meet them"

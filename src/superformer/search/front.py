@@ -54,7 +54,8 @@ def find_front(task: Task, history: History, plain: Evaluator, varied: Evaluator
     told = [row for k, row in enumerate(shown) if k < TOLD or row is best] + ([by_hand] if by_hand else [])
     for row in told:
         measured = {n: f" ({say_cost(n, row[KEYS[n]])} measured)" for n in KEYS if KEYS[n] in row}
-        costs = "  ".join(f"{say_cost(n, row[n])} {n}{measured.get(n, '')}" for n in known.costs)
+        units = task.problem.units
+        costs = "  ".join(f"{say_cost(n, row[n], units.get(n))} {n}{measured.get(n, '')}" for n in known.costs)
         role = "  <- best" * (row is best) + "  <- by hand: the largest, scaled to the limits" * (row is by_hand)
         tell(f"  {row['key']}  {100 * row['accuracy']:.2f} %  {costs}{role}")
     settings = {**task.settings, "weights": task.run.fingerprint(), "evaluated": len(known.archs)}
@@ -171,8 +172,9 @@ def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
 
 
 def _tables(task: Task) -> dict[str, LatencyTable]:
+    """Of this machine: what was imported cannot be measured again here."""
     tables = {"latency": task.latency, "throughput": task.throughput}
-    return {name: table for name, table in tables.items() if table is not None}
+    return {name: table for name, table in tables.items() if table is not None and not table.imported}
 
 
 def _excess(task: Task, row: Row) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,10 @@ def predicted_costs(
     latency: LatencyTable | None = None,
     throughput: LatencyTable | None = None,
     memory: MemoryTable | None = None,
+    imported: Mapping[str, LatencyTable] | None = None,
 ) -> dict[str, Floats]:
-    """What tables say of rows of genes; that of ``throughput`` has the time of large batches."""
+    """What tables say of rows of genes; that of ``throughput`` has the time of large batches, ``imported`` are costs of
+    other kinds, such as energy."""
     found: dict[str, Floats] = {}
     if latency is not None:
         found["latency"] = latency.latency(space, genes)
@@ -48,7 +50,7 @@ def predicted_costs(
         found["throughput"] = throughput.batch / throughput.latency(space, genes)
     if memory is not None:
         found["memory"] = memory.memory(genes)
-    return found
+    return found | {name: table.latency(space, genes) for name, table in (imported or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Problem:
 
     The first objective is the one that is expensive to measure; whoever runs the search measures it. ``costs`` gives
     all cheap quantities of rows of genes; ``limits`` are pairs (low, high) of some of them, both ends included.
-    ``num_classes`` and ``img_size`` are those that ``costs`` counts macs and params with.
+    ``num_classes`` and ``img_size`` are those that ``costs`` counts macs and params with; ``units`` are those of costs
+    that were imported, for people to read.
 
     ``deepest``: depth is not searched; a stage of equal blocks is as deep as the limits allow (ViTAS v1, section 3.2:
     in the block level depth "can be simply determined according to the pre-defined overall resource cost
@@ -83,6 +86,7 @@ class Problem:
     num_classes: int = 1000
     img_size: int | None = None
     deepest: bool = False
+    units: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.deepest and not self._deepened:

@@ -22,6 +22,7 @@ from superformer.families.network import Network
 from superformer.progress import Tell
 from superformer.recipes.searching import Options, method_with_changes
 from superformer.runs import Run
+from superformer.runs.devices import cost_names, has_own_name, imported_costs, of_device
 from superformer.runs.processes import World
 from superformer.runs.storage import load_supernet
 from superformer.search.methods import Method, method
@@ -55,9 +56,13 @@ class Task:
         recipe = run.recipe()
         own = method_with_changes(recipe.search, which, changes)
         net = load_supernet(run.supernet_file)
-        sought, world = options.sought(limits), World.join()
+        sought, world = options.sought(limits, cost_names(run)), World.join()
+        own_costs = imported_costs(run, {*sought, *limits})
+        predicted = tuple(name for name in ("latency", "throughput") if name in {*sought, *limits})
+        elsewhere = of_device(run, options, predicted)
+        options = elsewhere or options
         # resolved once: what is measured is measured where candidates run
-        device = measuring_device(options.device, world.device, options.runtime)
+        device = options.device if elsewhere else measuring_device(options.device, world.device, options.runtime)
         here = options.model_copy(update={"device": device})
         if world.first:
             refuse_unreachable(run, net, limits, here)
@@ -71,18 +76,21 @@ class Task:
             memory = MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], seed=options.seed)
 
         def costs(genes: Genes) -> dict[str, Floats]:
-            predicted = predicted_costs(net.space, genes, latency, throughput, memory)
-            return exact_costs(net.space, genes, net.num_classes) | predicted
+            tables = predicted_costs(net.space, genes, latency, throughput, memory, own_costs)
+            return exact_costs(net.space, genes, net.num_classes) | tables
 
         objectives = tuple(map(Objective.of, sought))
         deepest = options.depth == "budget"
-        problem = Problem(net.space, objectives, costs, dict(limits), options.seed, net.num_classes, deepest=deepest)
+        units = {name: table.unit for name, table in own_costs.items()}
+        more: dict[str, Any] = {"deepest": deepest, "units": units}
+        problem = Problem(net.space, objectives, costs, dict(limits), options.seed, net.num_classes, **more)
         settings = {
             "method": which or recipe.search.method,
             "settings": own.model_dump(mode="json"),
             "options": options.model_dump(mode="json"),
             **({"device": device} if latency or throughput else {}),
             "objectives": list(sought),
+            **({"units": units} if units else {}),
             "limits": {name: [v if math.isfinite(v) else None for v in ends] for name, ends in limits.items()},
         }
         return Task(run, net, problem, method(problem, own), options, settings, latency, throughput)
@@ -132,7 +140,11 @@ def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: T
         try:
             found = load()
         except LatencyError as error:
+            if has_own_name(options.device):
+                raise
             tell(f"{error}")
+    if found is not None and found.imported:
+        tell(f"times of {found.device} ({found.machine}), imported; networks cannot be measured again here")
     if world.first and found is None:
         pictures = f"{batch} picture{'s' * (batch > 1)}"
         on = "" if options.device == "cpu" else f" on {options.device}"

@@ -281,8 +281,10 @@ def _nearest(genes: Genes, away: Floats) -> tuple[Genes, Floats]:
 # --- for people to read ---
 
 
-def say_cost(name: str, value: float) -> str:
-    """A cost with its unit, in three digits."""
+def say_cost(name: str, value: float, unit: str | None = None) -> str:
+    """A cost with its unit, in three digits; that of an imported cost is told."""
+    if unit is not None:
+        return f"{value:.3g} {unit}"
     if name == "latency":
         return f"{1e3 * value:.3g} ms"
     if name == "throughput":
