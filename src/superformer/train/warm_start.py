@@ -327,8 +327,11 @@ def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tu
         picture = table.double().permute(2, 0, 1)[None]
         value = F.interpolate(picture, size=numbers[2:], mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
         return value.to(table.dtype), (*wanted, last)
-    for prefix in (1, 0) if len(numbers) == 2 else ():
+    for prefix in (1, 0, *range(2, 17)) if len(numbers) == 2 else ():  # class token and registers
         old, new = (math.isqrt(max(n - prefix, 0)) for n in numbers)
         if [old * old + prefix, new * new + prefix] == numbers:
-            return resized(table.double(), (old, old), (new, new), prefix).to(table.dtype), (*wanted, last)
+            return resized(table.double(), (old, old), (new, new), prefix, antialias=True).to(table.dtype), (
+                *wanted,
+                last,
+            )
     return table, own
