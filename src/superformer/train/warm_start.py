@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
 from superformer.elastic.layers import Elastic, Linear, PerChoice
 from superformer.elastic.positions import resized
@@ -99,7 +100,7 @@ def from_settings(net: Network, settings: Start) -> Report | None:
             raise SuperformerError(f"start.checkpoint must be {needed}, not {settings.checkpoint}")
         words["checkpoint_path"] = settings.checkpoint
     try:
-        model = from_timm(settings.timm, **words)
+        model = _at_size(from_timm(settings.timm, **words), net.space.widths("resolution")[-1], settings.timm, words)
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
@@ -107,6 +108,16 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
     return from_network(net, model)
+
+
+def _at_size(model: Network, size: int, name: str, words: Mapping[str, Any]) -> Network:
+    """A timm network for pictures of a size, if it can be one; else as it is (what fits of it is resized later)."""
+    if model.space.img_size == size:
+        return model
+    try:
+        return from_timm(name, img_size=size, **words)
+    except Exception:  # of timm's many kinds, too
+        return model
 
 
 def from_network(net: Network, model: Network) -> Report:
@@ -330,8 +341,6 @@ def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tu
     for prefix in (1, 0, *range(2, 17)) if len(numbers) == 2 else ():  # class token and registers
         old, new = (math.isqrt(max(n - prefix, 0)) for n in numbers)
         if [old * old + prefix, new * new + prefix] == numbers:
-            return resized(table.double(), (old, old), (new, new), prefix, antialias=True).to(table.dtype), (
-                *wanted,
-                last,
-            )
+            value = resized(table.double(), (old, old), (new, new), prefix, antialias=True)  # as timm does
+            return value.to(table.dtype), (*wanted, last)
     return table, own
