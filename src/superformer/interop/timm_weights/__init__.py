@@ -63,6 +63,9 @@ def from_timm(model: nn.Module | str, **settings: Any) -> Network:
     arch, state = own.arch(source), own.state(source)
     if size is not None and not own.sized:
         arch = replace(arch, resolution=int(size))
+    if size is not None and arch.resolution != size:
+        told = f"this {type(source).__name__} was built for pictures of {arch.resolution} pixels, not {size}"
+        raise SuperformerError(f"{told}: give its name and checkpoint_path, or call its set_input_size before")
     channels = next(m.in_channels for m in source.modules() if isinstance(m, nn.Conv2d))
     with torch.device("meta"):
         net = family(arch.family)(point(arch), int(getattr(source, "num_classes", 1000)), in_chans=channels)
@@ -108,6 +111,12 @@ def to_timm(net: Network) -> nn.Module:
             tensor.copy_(state[key])
     like = next(net.parameters())
     return model.to(like.device, like.dtype).train(net.training)
+
+
+def tensor_names(model: nn.Module) -> dict[str, str]:
+    """Our name for each tensor of a timm network."""
+    ours = {tensor.data_ptr(): name for name, tensor in _kind(model).state(model).items()}
+    return {name: ours[tensor.data_ptr()] for name, tensor in model.state_dict().items()}
 
 
 def timm_words(arch: Arch) -> tuple[str, dict[str, Any]]:

@@ -108,6 +108,7 @@ def twins_words(arch: Arch) -> tuple[str, dict[str, Any]]:
     words |= {"mlp_ratios": [mlp_ratio(width, b.int("mlp")) for width, b in stages]}
     words |= {"depths": [len(stage.blocks) for stage in arch.stages]}
     words |= {"sr_ratios": [ratio(sr, i) for i, _ in enumerate(stages)]}
+    words |= {"out_indices": [i for i, _ in enumerate(stages)]} if len(stages) < 4 else {}  # of features_only
     return "twins_svt_small", words | {"wss": [side if b["type"] == "local" else 1 for _, b in stages]}
 
 

@@ -129,5 +129,6 @@ def vit_words(arch: Arch) -> tuple[str, dict[str, Any]]:
     words |= {"class_token": bool(option("class_token")), "no_embed_class": not option("embed_class")}
     words |= {"pre_norm": bool(option("pre_norm")), "fc_norm": bool(option("pool_norm"))}
     words |= {"reg_tokens": option("reg_tokens") or 0, "act_layer": option("act")}
+    words |= {"out_indices": list(range(words["depth"]))} if words["depth"] < 3 else {}  # of features_only
     words |= {"init_values": option("layer_scale")} if option("layer_scale") else {}
     return ENTRIES.get(option("eps"), ENTRIES[LayerNorm(1).eps]), words
