@@ -21,8 +21,9 @@ def resized(table: Tensor, old: Grid, new: Grid, prefix: int, antialias: bool = 
         return table
     first, patches = table[:prefix], table[prefix:]
     picture = patches.t().reshape(1, -1, *old)  # (1, channels, rows, columns)
-    stretched = F.interpolate(picture, size=new, mode="bicubic", align_corners=False, antialias=antialias)
-    stretched = stretched[0].flatten(1).t()
+    wide = picture if picture.dtype == torch.float64 else picture.float()  # no bicubic of half precision
+    stretched = F.interpolate(wide, size=new, mode="bicubic", align_corners=False, antialias=antialias)
+    stretched = stretched[0].flatten(1).t().to(table.dtype)
     return torch.cat([first, stretched]) if prefix else stretched
 
 
