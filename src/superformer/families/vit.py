@@ -102,11 +102,11 @@ class Stem(nn.Module):
     token, registers. All are private to a patch size, except that the stems may share these tokens (ViTAS v1, table 2,
     groups 0 to 2)."""
 
-    def __init__(self, pixels: Axis, width: Axis, patch: int, positions: int, tokens: Prefix, bias: bool):
+    def __init__(self, pixels: Axis, width: Axis, patch: int, side: int, tokens: Prefix, embedded: int, bias: bool):
         super().__init__()
         self.proj = Conv2d(pixels, width, patch, patch, bias=bias)
         self.cls_token, self.reg_token = tokens
-        self.pos_embed = Table(positions, width)
+        self.pos_embed = Table(side * side + embedded, width, prefix=embedded)
 
     def with_prefix(self, tokens: Tensor, view: View) -> Tensor:
         """Class token and registers first: (batch, prefix + patches, width)."""
@@ -138,8 +138,7 @@ class Vit(Network):
         pixels, common, stems = fixed("pixels", self.in_chans), self._prefix(), {}
         for patch in space.widths("patch_size"):
             tokens = common if space.weights.get("cls_token") == "shared" else self._prefix()
-            positions = (resolution // patch) ** 2 + self._embedded
-            stems[patch] = Stem(pixels, width, patch, positions, tokens, not before)
+            stems[patch] = Stem(pixels, width, patch, resolution // patch, tokens, self._embedded, not before)
         self.stems = PerChoice("patch_size", stems)
         self.norm_pre = LayerNorm(width, self.option("eps")) if before else None
         for i, stage in enumerate(space.stages):

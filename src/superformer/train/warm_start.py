@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
-from superformer.elastic.layers import Elastic, Linear, PerChoice
+from superformer.elastic.layers import Elastic, Linear, PerChoice, Table
 from superformer.elastic.positions import resized
 from superformer.elastic.relative import RelativePosition
 from superformer.elastic.transformer import Attention
@@ -152,11 +152,12 @@ def _check_family(net: Network, other: Network) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor and the dimensions it lies on, or so many of its rows."""
+    """A tensor and the dimensions it lies on, or so many of its rows. ``prefix``: of a table of positions."""
 
     tensor: Tensor
     dims: tuple[Dim, ...]
     rows: tuple[int, int] | None = None
+    prefix: int | None = None
 
     def of(self, values: Tensor) -> Tensor:
         """This part of a tensor in the whole one's shape."""
@@ -218,7 +219,8 @@ class _Draft:
 
     def copy(self, to: _Part, source: _Part) -> None:
         """The part of a tensor that both have."""
-        value, own = _stretched(source.of(source.tensor.detach()), source.dims, to.dims)
+        prefix = source.prefix if source.prefix == to.prefix else None
+        value, own = _stretched(source.of(source.tensor.detach()), source.dims, to.dims, prefix)
         both = [self.overlap(a, b) for a, b in zip(to.dims, own, strict=True)] if len(own) == len(to.dims) else [None]
         if None not in both:
             pairs = [pair for pair in both if pair is not None]
@@ -290,8 +292,10 @@ def _source_key(choice: str, key: str, theirs: PerChoice) -> str | None:
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, _Part]]:
     """The tensors that a module itself has."""
+    prefix = module.prefix if isinstance(module, Table) else None
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        yield name, _Part(tensor, module.dims[name] if isinstance(module, Elastic) else tuple(tensor.shape))
+        dims = module.dims[name] if isinstance(module, Elastic) else tuple(tensor.shape)
+        yield name, _Part(tensor, dims, prefix=prefix)
 
 
 Slot = tuple[tuple[int, ...], list[_Part]]
@@ -324,7 +328,9 @@ def _run(dim: Dim, axis: Axis, width: int, middle: bool, sharing: Sharing) -> Se
     return View({axis: Selection(runs, width)}, sharing.joint).segments(dim)
 
 
-def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tuple[Tensor, tuple[Dim, ...]]:
+def _stretched(
+    table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...], prefix: int | None
+) -> tuple[Tensor, tuple[Dim, ...]]:
     """A table of positions (positions, channels) or of distances (rows, columns, heads) in the wanted size, and its
     dimensions."""
     if not own or not dims:
@@ -338,9 +344,8 @@ def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tu
         picture = table.double().permute(2, 0, 1)[None]
         value = F.interpolate(picture, size=numbers[2:], mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
         return value.to(table.dtype), (*wanted, last)
-    for prefix in (1, 0, *range(2, 17)) if len(numbers) == 2 else ():  # class token and registers
-        old, new = (math.isqrt(max(n - prefix, 0)) for n in numbers)
-        if [old * old + prefix, new * new + prefix] == numbers:
-            value = resized(table.double(), (old, old), (new, new), prefix, antialias=True)  # as timm does
-            return value.to(table.dtype), (*wanted, last)
+    if prefix is not None:
+        old, new = (math.isqrt(n - prefix) for n in numbers)
+        value = resized(table.double(), (old, old), (new, new), prefix, antialias=True)  # as timm does
+        return value.to(table.dtype), (*wanted, last)
     return table, own
