@@ -95,7 +95,7 @@ def _created(name: str, **settings: Any) -> nn.Module:
             classes = {"num_classes": settings["num_classes"]} if "num_classes" in settings else {}
             overlay = {"file": str(path), "custom_load": False, **classes}
             settings |= {"pretrained": True, "pretrained_cfg_overlay": overlay}
-    return timm.create_model(name, **settings)  # type: ignore[no-any-return]
+    return timm.create_model(name, **settings)
 
 
 def to_timm(net: Network) -> nn.Module:
