@@ -109,6 +109,11 @@ HEADS = {"heads": 2, "attn": 8, "mlp": 8}
 HYBRID = {"stem": 8, "head": 8, "resolution": 32}
 WHERE = {
     "class token": (one("vit", 32, HEADS, None, {"patch_size": 8, "width": 8}), (32, 24)),
+    "registers": (one("vit", 32, HEADS, None, {"patch_size": 8, "width": 8}, reg_tokens=2, embed_class=0), (32, 24)),
+    "registers alone": (
+        one("vit", 16, HEADS, None, {"patch_size": 8, "width": 8}, reg_tokens=2, class_token=0, pool="mean"),
+        (16, 16),
+    ),
     "relative positions": (one("vit", 24, HEADS, None, {"patch_size": 8, "width": 8}, rel_pos=2), (24, 32)),
     "vit_res": (one("vit_res", 56, HEADS, {"width": 8}, stem=4), (56, 56)),
     "windows that move": (one("swin", 32, {"window": 4, **HEADS}, {"width": 8}, depth=2), (32, 32)),
@@ -322,7 +327,12 @@ def test_maps_of_the_class_token():
     assert row["query"] is None
     assert np.asarray(row["map"]) == pytest.approx(one.weights[0, 0, :, 0, 1:].mean(0).view(4, 3).numpy(), abs=1e-5)
     torch.testing.assert_close(one.class_map()[0].flatten(1), one.weights[0, 0, :, 0, 1:])
+    space, size = WHERE["registers"]
+    assert next(attended(sf.supernet(space, 5), torch.randn(1, 3, *size))).class_map().shape[-2:] == (4, 3)
     swin, size = WHERE["one window"]
+    alone, _ = WHERE["registers alone"]
+    with pytest.raises(sf.SuperformerError, match="no block of this network has a class token"):
+        attention_maps(sf.supernet(alone, 5), torch.randn(1, 3, 16, 16), query="class")
     with pytest.raises(sf.SuperformerError, match="no block of this network has a class token: give a place"):
         attention_maps(sf.supernet(swin, 5), torch.randn(1, 3, *size), query="class")
     with pytest.raises(sf.SuperformerError, match="did you mean '1-1'"):

@@ -293,5 +293,9 @@ def test_position_tables():
     bigger = resized(table, (3, 3), (6, 6), 1)
     assert bigger.shape == (37, 4)
     assert torch.equal(bigger[0], table[0])
+    for antialias in (False, True):
+        half = resized(table.bfloat16(), (3, 3), (2, 2), 1, antialias)
+        assert half.dtype == torch.bfloat16
+        torch.testing.assert_close(half.float(), resized(table, (3, 3), (2, 2), 1, antialias), atol=0.05, rtol=0.05)
     flat = resized(torch.ones(9, 2), (3, 3), (5, 4), 0)
     torch.testing.assert_close(flat, torch.ones(20, 2))

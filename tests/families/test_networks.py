@@ -196,3 +196,22 @@ def test_extracted_networks_can_be_traced():
     model = model.extract(model.space.smallest())
     program = torch.export.export(model, (X,))
     torch.testing.assert_close(program.module()(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"class_token": False}, "without a class token .* pool=mean"),
+        ({"pool_norm": True}, "goes with pool=mean"),
+        ({"act": "relu"}, "act must be gelu or gelu_tanh or quick_gelu, not 'relu'"),
+        ({"reg_tokens": 0}, "reg_tokens .* must be a whole number from 1"),
+        ({"class_token": False, "pool": "mean", "embed_class": False}, "embed_class=false is for a class token"),
+        ({"rel_pos": 2, "reg_tokens": 1}, "relative positions go with a class token alone"),
+        ({"class_attention": True, "reg_tokens": 1}, "class attention goes with"),
+    ],
+)
+def test_options_of_a_vit_that_contradict_each_other(options, says):
+    block = {"heads": 2, "attn": sf.times(4, of="heads"), "mlp": 8}
+    stages = (sf.Stage(block, 1),) * (2 if "class_attention" in options else 1)
+    with pytest.raises(sf.SpaceError, match=says):
+        sf.Space("s", "vit", stages, {"patch_size": 8, "width": 8}, 16, options)

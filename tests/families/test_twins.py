@@ -10,7 +10,7 @@ import superformer as sf
 from superformer.elastic.positions import join_windows, pad_to_windows, split_windows
 from superformer.errors import SpaceError
 from superformer.interop.timm_weights import from_timm
-from superformer.interop.timm_weights import twins_arch as arch_of
+from superformer.interop.timm_weights.pyramids import twins_arch as arch_of
 from superformer.kernels.convolution import patches
 from superformer.space import point
 from superformer.space.costs import Exact

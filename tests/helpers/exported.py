@@ -26,6 +26,14 @@ SPACES = {
         16,
         {"class_attention": 1, "layer_scale": 0.5},
     ),
+    "registers": Space(
+        "s",
+        "vit",
+        (Stage(HEADS, 1),),
+        {"patch_size": 4, "width": 12},
+        16,
+        {"reg_tokens": 2, "embed_class": 0, "pre_norm": 1, "act": "quick_gelu", "pool": "mean", "pool_norm": 1},
+    ),
     "vit_res": Space(
         "s",
         "vit_res",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 import timm
 import torch
 from helpers.exported import CLASSES, CROP, MEAN, SPACES, STD, stored
+from helpers.timm_networks import made
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from timm.layers.drop import drop_path
 from timm.models._features import feature_take_indices
 
@@ -25,6 +28,7 @@ from superformer.families.timm_api import _taken
 from superformer.interop import export as export_module
 from superformer.interop.export import export
 from superformer.interop.huggingface import ALLOWED, sources
+from superformer.interop.timm_weights import from_timm
 from superformer.runs.storage import StoredNetwork, load_network, save_network
 from superformer.space.schema import FAMILIES
 
@@ -90,6 +94,50 @@ def test_our_loader_reads_timm_folders(tmp_path: Path) -> None:
     )
     export(again, tmp_path / "b", "timm")
     assert (tmp_path / "a" / "config.json").read_text() == (tmp_path / "b" / "config.json").read_text()
+
+
+FREE = """
+import sys
+sys.modules["superformer"] = None  # as if it were not installed
+import timm, torch
+from safetensors.torch import load_file, save_file
+for folder in sys.argv[1:]:
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert type(model).__module__.startswith("timm.models"), type(model)
+    with torch.no_grad():
+        save_file({"logits": model(load_file(f"{folder}/asked")["x"])}, f"{folder}/answered")
+"""
+
+
+def test_timms_own_classes_need_no_superformer(tmp_path: Path) -> None:
+    folders, expected = [], []
+    for name in ("clip", "swin", "twins", "resnet"):
+        net = from_timm(made(name), **({"img_size": 64} if name == "resnet" else {})).eval()
+        network, folder = StoredNetwork(net, CLASSES, MEAN, STD, {"crop": CROP}), tmp_path / name
+        proof = export(network, folder, "timm")
+        assert "timm loads it without superformer" in str(proof)
+        again = load_network(folder)
+        state = net.state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in again.net.state_dict().items())
+        before = (folder / "config.json").read_text()
+        export(again, folder, "timm")
+        assert (folder / "config.json").read_text() == before
+        size = net.space.smallest().resolution
+        x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(2))
+        save_file({"x": x}, folder / "asked")
+        folders.append(folder)
+        with torch.no_grad():
+            expected.append(net(x))
+    done = subprocess.run([sys.executable, "-c", FREE, *map(str, folders)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for folder, logits in zip(folders, expected, strict=True):
+        torch.testing.assert_close(load_file(folder / "answered")["logits"], logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_timms_class_cannot_be_says_so(tmp_path: Path) -> None:
+    told = str(export(stored("registers"), tmp_path / "out", "timm"))
+    assert "VisionTransformer cannot be this network: attn of block 0 of stage 0 is 8, there it is 12" in told
+    assert "a network of superformer, which must be installed" in told
 
 
 def test_what_training_alone_uses_is_left_out(tmp_path: Path) -> None:

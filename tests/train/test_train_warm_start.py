@@ -12,11 +12,13 @@ import torch
 from helpers.strategies import FAMILIES, SMALL, sharings, spaces, spaces_with_archs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import superformer as sf
 from superformer.interop.timm_weights import from_timm
+from superformer.recipes.settings import Start
 from superformer.train.channel_sort import importances, sort_channels
-from superformer.train.warm_start import from_network, from_supernet
+from superformer.train.warm_start import from_network, from_settings, from_supernet
 
 
 def pictures(batch: int, size: int) -> torch.Tensor:
@@ -394,3 +396,25 @@ def test_timm_networks_start_spaces_like_the_published_ones(name):
         assert (net(x, report.arch) - expected).abs().max() < 1e-4 * expected.abs().max()
     else:
         assert net(x, net.space.smallest()).isfinite().all()
+
+
+@torch.no_grad()
+def test_a_timm_network_starts_a_space_of_other_pictures(tmp_path):
+    """At its size if that is possible: then the supernet computes what timm's network for that size does."""
+    theirs, file = timm.create_model("deit_tiny_patch16_224").eval(), str(tmp_path / "weights.safetensors")
+    theirs.pos_embed.normal_()
+    save_file(theirs.state_dict(), file)
+    theirs.set_input_size((48, 48))
+    start = Start(timm="deit_tiny_patch16_224", checkpoint=file)
+    block, width = {"heads": (2, 3), "attn": sf.times(64, of="heads"), "mlp": 768}, {"width": (96, 192)}
+    net = sf.supernet(sf.Space("s", "vit", (sf.Stage(block, 12),), {"patch_size": 16, **width}, 48), 1000).eval()
+    report = from_settings(net, start)
+    assert report is not None
+    assert report.arch is not None
+    x = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(x, report.arch), theirs(x), rtol=1e-5, atol=1e-5)
+    other = sf.supernet(sf.Space("s", "vit", (sf.Stage(block, 2),), {"patch_size": 10, **width}, 50), 1000)
+    report = from_settings(other, start)  # 50 pixels are no patches of 16: what fits
+    assert report is not None
+    assert report.arch is None
+    assert report.share > 0.5

@@ -55,7 +55,7 @@ def _weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, sca
 class Attended:
     """The attention of a block: ``weights`` (pictures, windows, heads, queries, keys), and where queries and keys are.
     ``patch``: pixels in a row that a token stands for. ``prefix``: tokens before those of the picture (the class
-    token)."""
+    token, registers), the first of them a ``class_token``."""
 
     stage: int
     block: int
@@ -63,6 +63,7 @@ class Attended:
     places: Places
     patch: int
     prefix: int = 0
+    class_token: bool = False
 
     @property
     def name(self) -> str:
@@ -93,7 +94,7 @@ class Attended:
 
     def class_keys(self) -> tuple[Tensor, Tensor]:
         """The same of the class token: its query comes first, and its keys are all tokens of the picture."""
-        if not self.prefix:
+        if not self.class_token:
             raise SuperformerError(f"block {self.name} has no class token: give query=0.25,0.25, a place")
         return self.weights[:, 0, :, 0, self.prefix :], self._corners(0)[self.prefix :]
 
@@ -127,7 +128,8 @@ def attended(net: Network, x: Tensor, arch: Arch | None = None, side: str = "lef
                     where = visit.block.places(net, i, visit, at)
                     found = torch.cat(watch.seen).cpu()  # windows are among the pictures, or among the heads
                     weights = found.view(len(x), len(where.queries), -1, *found.shape[2:])
-                    yield Attended(i, k, weights, where, net.reduction(arch, i), net.prefix_tokens(i))
+                    first = net.prefix_tokens(i), net.has_class_token(i)
+                    yield Attended(i, k, weights, where, net.reduction(arch, i), *first)
     finally:
         net.train(was)
 
@@ -210,7 +212,7 @@ def attention_maps(
     in a row that it stands for, share."""
     of_class = isinstance(query, str)
     # where the class token alone asks, no place does
-    every = [one for one in attended(net, x, arch) if (one.prefix if of_class else one.places.real.any())]
+    every = [one for one in attended(net, x, arch) if (one.class_token if of_class else one.places.real.any())]
     if not every:
         whose = "a class token: give a place, query=0.25,0.25" if of_class else "tokens of the picture that attend"
         raise SuperformerError(f"no block of this network has {whose}")

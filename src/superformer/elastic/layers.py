@@ -161,12 +161,13 @@ class LayerNorm(Layer, Elastic, nn.LayerNorm):
 
 
 class Table(Elastic):
-    """A learned tensor that is no layer's weight: a class token, a position table, the scales of a branch."""
+    """A learned tensor that is no layer's weight: a class token, a position table, the scales of a branch. ``prefix``:
+    of a table of positions, how many entries come before those of a square map."""
 
-    def __init__(self, *dims: Dim, fill: float | None = None):
+    def __init__(self, *dims: Dim, fill: float | None = None, prefix: int | None = None):
         super().__init__()
         self.weight = nn.Parameter(torch.empty([size(d) for d in dims]))
-        self.dims, self.fill = {"weight": dims}, fill
+        self.dims, self.fill, self.prefix = {"weight": dims}, fill, prefix
 
     def forward(self, view: View) -> Tensor:
         return take(self.wanted("weight", view))[0]

@@ -198,8 +198,10 @@ def plans(net: Network, archs: Sequence[Arch], part_size: int, x: Tensor, side: 
 def run(net: Network, x: Tensor, at: Pass) -> Tensor:
     """The stages and the final norm."""
     assert isinstance(at.view, MaskedView)
+    x = at.view.keep(x, net.tokens_axis(0))
     for i, visits in enumerate(at.stages):
-        x = at.view.keep(net.enter(i, x, at), net.tokens_axis(i))
+        x = net.enter(i, x, at)
+        x = at.view.keep(x, net.tokens_axis(i)) if i else x
         for visit in visits:
             y = visit.block(x, visit, at)
             assert isinstance(visit, MaskedVisit)

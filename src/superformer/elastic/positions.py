@@ -14,14 +14,16 @@ from superformer.space.costs import Count
 Grid = tuple[int, int]
 
 
-def resized(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
-    """A table of (prefix + rows * columns, channels) for another grid, bicubic as in DeiT and ViT-ResNAS; the first
-    entries (class token) stay."""
+def resized(table: Tensor, old: Grid, new: Grid, prefix: int, antialias: bool = False) -> Tensor:
+    """A table of (prefix + rows * columns, channels) for another grid, bicubic; the first entries (class token) stay.
+    Plain as in DeiT and ViT-ResNAS, or with ``antialias`` as in timm: another cubic, also where the grid grows."""
     if old == new:
         return table
     first, patches = table[:prefix], table[prefix:]
     picture = patches.t().reshape(1, -1, *old)  # (1, channels, rows, columns)
-    stretched = F.interpolate(picture, size=new, mode="bicubic", align_corners=False)[0].flatten(1).t()
+    wide = picture if picture.dtype == torch.float64 else picture.float()  # no bicubic of half precision
+    stretched = F.interpolate(wide, size=new, mode="bicubic", align_corners=False, antialias=antialias)
+    stretched = stretched[0].flatten(1).t().to(table.dtype)
     return torch.cat([first, stretched]) if prefix else stretched
 
 

@@ -4,7 +4,8 @@ appendix D)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,16 +25,26 @@ if TYPE_CHECKING:
 SHARED = ("qkv", "v", "qk", "none")
 
 
-class Mlp(Layer):
-    """Two matrices with an exact GELU between them; the hidden width is searched."""
+def quick_gelu(x: Tensor) -> Tensor:
+    """CLIP's approximation of the GELU."""
+    return x * torch.sigmoid(1.702 * x)
 
-    def __init__(self, embed: Axis, hidden: Axis):
+
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "quick_gelu": quick_gelu,
+}  # fmt: skip
+
+
+class Mlp(Layer):
+    """Two matrices with an exact GELU between them (or another of `ACTS`); the hidden width is searched."""
+
+    def __init__(self, embed: Axis, hidden: Axis, act: str = "gelu"):
         super().__init__()
-        self.hidden = hidden
+        self.hidden, self.act = hidden, ACTS[act]
         self.fc1, self.fc2 = Linear(embed, hidden), Linear(hidden, embed)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x, view)), view)
+        return self.fc2(self.act(self.fc1(x, view)), view)
 
     def sortable(self, heads: Sequence[int]) -> tuple[Units, ...]:
         return (Units((self.hidden,), self.hidden.size),)

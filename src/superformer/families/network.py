@@ -116,7 +116,7 @@ class Network(TimmApi, nn.Module):
         return size
 
     def prefix_tokens(self, stage: int) -> int:
-        """How many tokens of a stage come before the patches: its class token."""
+        """How many tokens of a stage come before the patches: its class token, registers."""
         return 0
 
     def shared(self, x: Tensor) -> Tensor:

@@ -92,6 +92,10 @@ class TimmApi(abc.ABC):
     def num_prefix_tokens(self) -> int:
         return self.prefix_tokens(0)
 
+    def has_class_token(self, stage: int) -> bool:
+        """Whether the first of the tokens before a stage's patches is a class token."""
+        return self.prefix_tokens(stage) > 0
+
     def _levels(self, arch: Arch) -> list[tuple[str, int]]:
         if self.feature_level == "stage":
             return [(f"stages.{i}", i) for i in self.feature_stages(arch)]
@@ -183,7 +187,7 @@ class TimmApi(abc.ABC):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of layers for layer-wise learning rates."""
         return {
-            "stem": r"^(?:stems?|proj|cls_token|pos_embed)\.",
+            "stem": r"^(?:stems?|proj|cls_token|pos_embed|norm_pre)\.",
             "blocks": [
                 (r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.blocks\.(\d+)", None),
                 (r"^stages\.(\d+)\.enter", (-1,)),

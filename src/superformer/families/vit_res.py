@@ -88,7 +88,7 @@ class SpatialReduction(Layer):
         self.norm = LayerNorm(inp, eps)
         self.reduce = Conv2d(inp, out, 3, 2, 1)
         self.token = Linear(inp, out)
-        self.pos_embed = Table(positions, out)
+        self.pos_embed = Table(positions, out, prefix=0)
 
     def forward(self, x: Tensor, view: View, grid: tuple[int, int], native: tuple[int, int]) -> Tensor:
         (rows, cols), normed = grid, self.norm(x, view)
@@ -128,7 +128,7 @@ class VitRes(Pyramid):
         self.stem = ConvStem(self.in_chans, self.option("stem"))
         self.proj = Conv2d(fixed("stem", self.option("stem")), self.widths[0], 7, 7)
         self.cls_token = Table(1, self.widths[0])
-        self.pos_embed = Table(side * side + 1, self.widths[0])
+        self.pos_embed = Table(side * side + 1, self.widths[0], prefix=1)
         for i, stage in enumerate(space.stages):
             enter, residual = None, bool(self.option("residual"))
             if i:

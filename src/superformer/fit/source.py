@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
+
 from superformer import data
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
@@ -15,7 +17,7 @@ from superformer.recipes.settings import Data, Start
 from superformer.runs.storage import load_network
 from superformer.space.arch import Arch
 from superformer.space.schema import family
-from superformer.train.warm_start import from_settings_network
+from superformer.train.warm_start import from_timm_settings
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Source:
         if path.exists():
             raise SuperformerError(f"{model} is there, and is no folder of a network ({CONFIG} and its weights)")
         start = Start(timm=model, checkpoint=checkpoint)
-        net, config = from_settings_network(start)
+        net = from_timm_settings(start)
+        config = timm.get_pretrained_cfg(model, allow_unregistered=True).to_dict()
         prepared = {k: list(config[k]) for k in ("mean", "std") if k in config}
         return Source(net, start, prepared | {k: config[k] for k in ("interpolation",) if k in config})
 

@@ -10,10 +10,11 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,10 @@ from superformer.progress import doing
 from superformer.runs.storage import StoredNetwork
 
 TOOLS = {"onnx": "ONNX Runtime", "timm": "timm", "hf": "transformers without superformer"}
-MARKS = {"timm": ("architecture", "superformer"), "hf": ("model_type", "superformer")}
+MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "timm": lambda config: {"arch", "architecture"} <= set(config),
+    "hf": lambda config: config.get("model_type") == "superformer",
+}
 """By what the configuration of an export is known."""
 TOLERANCE = 1e-4
 """The largest difference of two logits that passes."""
@@ -49,10 +53,12 @@ class Proof:
     pictures: int
     what: str
     """What was compared with what."""
+    note: str = ""
+    """What else is to be told of the export."""
 
     def __str__(self) -> str:
         largest = f"the largest difference of a logit is {self.difference:.1e}"
-        return f"{self.what}: {largest}, in {self.pictures} random pictures"
+        return f"{self.what}: {largest}, in {self.pictures} random pictures" + (self.note and f"\n{self.note}")
 
 
 def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
@@ -72,13 +78,13 @@ def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | N
         partial.mkdir(parents=True)
     try:
         with doing(console, f"writing the {to} export"):
-            form.write(stored, partial)
+            note = form.write(stored, partial) or ""
         with doing(console, f"proving it: read back by {TOOLS[to]}"):
             batches = random_batches(stored, seed)
             with on_cpu(stored):
                 ours = [stored.net(x).float().numpy() for x in batches]
             proof = _proof(ours, form.logits_of(partial, batches), f"superformer and {TOOLS[to]}")
-        return replace(proof, files=_placed(partial, out))
+        return replace(proof, files=_placed(partial, out), note=note)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -89,10 +95,9 @@ def _check_folder(out: Path, to: str) -> None:
         raise SuperformerError(f"{out} is a file: an export is a folder, choose another name")
     if to not in MARKS or not (out / CONFIG).exists():
         return
-    key, value = MARKS[to]
     try:
-        same = json.loads((out / CONFIG).read_text()).get(key) == value
-    except (OSError, ValueError, AttributeError):
+        same = MARKS[to](json.loads((out / CONFIG).read_text()))
+    except (OSError, ValueError, AttributeError, TypeError):
         same = False
     if not same:
         other = f"another network ({CONFIG}), which an export would overwrite"

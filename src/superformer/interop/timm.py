@@ -1,5 +1,6 @@
-"""timm: the published architectures are models of timm as soon as this module is imported, and exported folders are
-loaded by its model ``superformer``, a network of any architecture: ``timm.create_model("local-dir:FOLDER")``."""
+"""timm: the published architectures are models of timm as soon as this module is imported. Exported folders are loaded
+with ``timm.create_model("local-dir:FOLDER")``: as a network of timm's own class where that can be the network
+(`superformer.interop.timm_weights.to_timm`), else as the model ``superformer``, a network of any architecture."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.interop.export import Floats, preparation
-from superformer.runs.storage import StoredNetwork, save_network
+from superformer.interop.timm_weights import tensor_names, timm_words, to_timm
+from superformer.runs.storage import WEIGHTS, StoredNetwork, save_network, write_tensors
 from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family
@@ -84,10 +86,24 @@ def _levels(arch: Arch) -> tuple[int, ...]:
     return tuple(range(levels) if net.feature_level == "stage" else range(max(levels - 3, 0), levels))
 
 
-def write(stored: StoredNetwork, folder: Path) -> None:
-    """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder."""
+def write(stored: StoredNetwork, folder: Path) -> str:
+    """The files of `superformer.runs.storage`, with timm's words added to the configuration: both read the folder.
+    Tells which class timm makes of it."""
     save_network(stored.net, folder, stored.classes, stored.mean, stored.std)
     config = files.read_object(folder / CONFIG, "export it again")
+    arch = stored.net.space.smallest()
+    words: dict[str, Any] = {"architecture": ENTRY, "model_args": {"arch": json.loads(arch.to_json())}}
+    layers = {"classifier": "head"}
+    try:
+        entry, args = timm_words(arch)
+    except SuperformerError as error:
+        note = f"{error}; so it is a network of superformer, which must be installed where timm loads it"
+    else:
+        model: Any = to_timm(stored.net)
+        words = {"architecture": entry, "model_args": args, "names": tensor_names(model)}
+        config["weights"] = write_tensors(folder / WEIGHTS, model.state_dict())
+        layers = {key: model.default_cfg[key] for key in ("classifier", "first_conv")}
+        note = f"it is a network of timm's own class {type(model).__name__}: timm loads it without superformer"
     config |= {key: stored.config[key] for key in ("crop", "interpolation") if key in stored.config}
     pictures = preparation(stored)
     net, size = stored.net, [pictures.channels, pictures.size, pictures.size]
@@ -98,10 +114,10 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     }
     pretrained |= {"crop_mode": "center", "mean": list(stored.mean), "std": list(stored.std)}
     names = list(stored.classes) or None
-    pretrained |= {"num_classes": net.num_classes, "label_names": names, "classifier": "head"}
-    config |= {"architecture": ENTRY, "num_classes": net.num_classes, "num_features": net.num_features}
-    config |= {"model_args": {"arch": json.loads(net.space.smallest().to_json())}, "pretrained_cfg": pretrained}
+    pretrained |= {"num_classes": net.num_classes, "label_names": names, **layers}
+    config |= {"num_classes": net.num_classes, "num_features": net.num_features, "pretrained_cfg": pretrained, **words}
     files.write_object(folder / CONFIG, config)
+    return note
 
 
 def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:

@@ -133,7 +133,7 @@ def load_network(folder: str | Path) -> StoredNetwork:
     how = f"delete {folder}, and superformer retrain or export writes it again"
     config = files.read_object(folder / CONFIG, how)
     known = {"in_chans", "classes", "mean", "std", "crop", "interpolation", "weights"}
-    known |= {"architecture", "num_features", "model_args", "pretrained_cfg"}  # what an export for timm adds
+    known |= {"architecture", "num_features", "model_args", "pretrained_cfg", "names"}  # what an export for timm adds
     expect(config, where, {"arch", "num_classes"}, known, SuperformerError)
     tensors, header = read_tensors(folder / WEIGHTS, how)
     with files.understood(folder / CONFIG, how):
@@ -141,10 +141,16 @@ def load_network(folder: str | Path) -> StoredNetwork:
             raise SuperformerError(f"these are not the weights of {WEIGHTS}")
         arch, classes = Arch.from_json(json.dumps(config["arch"])), config["num_classes"]
         net = model(arch, classes, in_chans=config.get("in_chans", 3))
-        net.load_state_dict(tensors)
+        net.load_state_dict(_named(tensors, config["names"], net) if "names" in config else tensors)
         pairs = zip(("mean", "std"), IMAGENET, strict=True)
         mean, std = (tuple(map(float, config.get(name, usual))) for name, usual in pairs)
         return StoredNetwork(net.eval(), tuple(map(str, config.get("classes", ()))), mean, std, config)
+
+
+def _named(tensors: Mapping[str, Tensor], names: Mapping[str, str], net: Network) -> dict[str, Tensor]:
+    """Tensors of another tool by our names, in our shapes."""
+    state = net.state_dict()
+    return {names[name]: tensor.reshape(state[names[name]].shape) for name, tensor in tensors.items()}
 
 
 def save_supernet(net: Network, path: Path, classes: Sequence[str], **facts: object) -> None:

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
-from superformer.elastic.layers import Elastic, Linear, PerChoice
+from superformer.elastic.layers import Elastic, Linear, PerChoice, Table
 from superformer.elastic.positions import resized
 from superformer.elastic.relative import RelativePosition
 from superformer.elastic.transformer import Attention
@@ -99,12 +99,12 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         return from_network(net, load_network(settings.network).net, orders)
     if settings.timm is None:
         return None
-    model, _ = from_settings_network(settings)
+    model = from_timm_settings(settings, net.space.widths("resolution")[-1])
     return from_network(net, model, orders)
 
 
-def from_settings_network(settings: Start) -> tuple[Network, dict[str, Any]]:
-    """The timm network of these settings as ours, and what timm tells of its pictures."""
+def from_timm_settings(settings: Start, size: int | None = None) -> Network:
+    """The timm network of these settings as ours, for pictures of its own size or of another."""
     assert settings.timm is not None
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
     if settings.checkpoint is not None:
@@ -113,14 +113,24 @@ def from_settings_network(settings: Start) -> tuple[Network, dict[str, Any]]:
             raise SuperformerError(f"start.checkpoint must be {needed}, not {settings.checkpoint}")
         words["checkpoint_path"] = settings.checkpoint
     try:
-        source = timm.create_model(settings.timm, **words)
-        return from_timm(source), dict(source.pretrained_cfg)
+        model = from_timm(settings.timm, **words)
+        return model if size is None else _at_size(model, size, settings.timm, words)
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
         what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
+
+
+def _at_size(model: Network, size: int, name: str, words: Mapping[str, Any]) -> Network:
+    """A timm network for pictures of a size, if it can be one; else as it is (what fits of it is resized later)."""
+    if model.space.img_size == size:
+        return model
+    try:
+        return from_timm(name, img_size=size, **words)
+    except Exception:  # of timm's many kinds, too
+        return model
 
 
 def from_network(net: Network, model: Network, orders: Orders | None = None) -> Report:
@@ -158,11 +168,12 @@ def _check_family(net: Network, other: Network) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor and the dimensions it lies on, or so many of its rows."""
+    """A tensor and the dimensions it lies on, or so many of its rows. ``prefix``: of a table of positions."""
 
     tensor: Tensor
     dims: tuple[Dim, ...]
     rows: tuple[int, int] | None = None
+    prefix: int | None = None
 
     def of(self, values: Tensor) -> Tensor:
         """This part of a tensor in the whole one's shape."""
@@ -224,7 +235,8 @@ class _Draft:
 
     def copy(self, to: _Part, source: _Part) -> None:
         """The part of a tensor that both have."""
-        value, own = _stretched(source.of(source.tensor.detach()), source.dims, to.dims)
+        prefix = source.prefix if source.prefix == to.prefix else None
+        value, own = _stretched(source.of(source.tensor.detach()), source.dims, to.dims, prefix)
         both = [self.overlap(a, b) for a, b in zip(to.dims, own, strict=True)] if len(own) == len(to.dims) else [None]
         if None not in both:
             pairs = [pair for pair in both if pair is not None]
@@ -296,8 +308,10 @@ def _source_key(choice: str, key: str, theirs: PerChoice) -> str | None:
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, _Part]]:
     """The tensors that a module itself has."""
+    prefix = module.prefix if isinstance(module, Table) else None
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        yield name, _Part(tensor, module.dims[name] if isinstance(module, Elastic) else tuple(tensor.shape))
+        dims = module.dims[name] if isinstance(module, Elastic) else tuple(tensor.shape)
+        yield name, _Part(tensor, dims, prefix=prefix)
 
 
 Slot = tuple[tuple[int, ...], list[_Part]]
@@ -330,7 +344,9 @@ def _run(dim: Dim, axis: Axis, width: int, middle: bool, sharing: Sharing) -> Se
     return View({axis: Selection(runs, width)}, sharing.joint).segments(dim)
 
 
-def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tuple[Tensor, tuple[Dim, ...]]:
+def _stretched(
+    table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...], prefix: int | None
+) -> tuple[Tensor, tuple[Dim, ...]]:
     """A table of positions (positions, channels) or of distances (rows, columns, heads) in the wanted size, and its
     dimensions."""
     if not own or not dims:
@@ -344,8 +360,8 @@ def _stretched(table: Tensor, own: tuple[Dim, ...], dims: tuple[Dim, ...]) -> tu
         picture = table.double().permute(2, 0, 1)[None]
         value = F.interpolate(picture, size=numbers[2:], mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
         return value.to(table.dtype), (*wanted, last)
-    for prefix in (1, 0) if len(numbers) == 2 else ():
-        old, new = (math.isqrt(max(n - prefix, 0)) for n in numbers)
-        if [old * old + prefix, new * new + prefix] == numbers:
-            return resized(table.double(), (old, old), (new, new), prefix).to(table.dtype), (*wanted, last)
+    if prefix is not None:
+        old, new = (math.isqrt(n - prefix) for n in numbers)
+        value = resized(table.double(), (old, old), (new, new), prefix, antialias=True)  # as timm does
+        return value.to(table.dtype), (*wanted, last)
     return table, own

@@ -9,6 +9,19 @@ from superformer.space import Space, Stage, ratio, times
 
 
 @st.composite
+def heritage(draw: st.DrawFn) -> dict[str, object]:
+    """Options of the networks that people start from: DeiT-III, DINOv2, CLIP, MAE and others, in every mixture."""
+    options: dict[str, object] = {"pool": draw(st.sampled_from(("cls", "mean")))}
+    options |= {"act": draw(st.sampled_from(("gelu", "gelu_tanh", "quick_gelu"))), "pre_norm": draw(st.booleans())}
+    options |= {"reg_tokens": draw(st.sampled_from((None, 1, 3))), "layer_scale": draw(st.sampled_from((None, 0.5)))}
+    if options["pool"] == "mean":
+        options |= {"class_token": draw(st.booleans()), "pool_norm": draw(st.booleans())}
+    if options.get("class_token", True) or options["reg_tokens"]:
+        options["embed_class"] = draw(st.booleans())
+    return options
+
+
+@st.composite
 def spaces(draw: st.DrawFn) -> Space:
     relative = draw(st.booleans())
     late = not relative and draw(st.booleans())
@@ -24,6 +37,8 @@ def spaces(draw: st.DrawFn) -> Space:
         options["scale"] = draw(st.sampled_from(("head", "embed", 0.3)))
     if late:
         options |= {"class_attention": True, "layer_scale": 0.5}
+    if not late and not relative:
+        options |= draw(heritage())
     weights = {
         "shared": draw(st.sampled_from(("qkv", "v", "qk", "none"))),
         "cls_token": draw(st.sampled_from(("private", "shared"))),

@@ -1,93 +1,21 @@
-"""timm's networks as ours: the same architecture, the same weights, the same logits.
-
-For each of timm's classes one function says which architecture a network is, and one what its tensors are called here:
-VisionTransformer (ViT, DeiT), SwinTransformer, Twins (SVT, and PCPVT, whose blocks are all global) and ResNet (plain
-bottleneck ones: resnet50, resnet101, wide_resnet50_2, ...)."""
+"""timm's networks of stages, both ways (see `superformer.interop.timm_weights.vit`): SwinTransformer, Twins (SVT, and
+PCPVT, whose blocks are all global) and ResNet (plain bottleneck ones: resnet50, resnet101, wide_resnet50_2, ...)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-import timm
-import torch
 from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
-import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.errors import SuperformerError
-from superformer.families.network import Network
 from superformer.families.twins import OPTIONS, Twins, ratio
 from superformer.interop.official.release import Rules, rename
 from superformer.interop.official.s3 import swin_names
-from superformer.space import point
+from superformer.interop.timm_weights.vit import ratio as mlp_ratio
+from superformer.interop.timm_weights.vit import widths
 from superformer.space.arch import Arch, StageArch, Values
-from superformer.space.schema import family
-
-Reader = tuple[Callable[[Any], Arch], Callable[[Any], dict[str, Tensor]]]
-"""What says which architecture a timm network is, and what its tensors are called here."""
-
-
-def from_timm(model: nn.Module | str, **settings: Any) -> Network:
-    """Our network with the architecture and the weights of a timm network (or of the name of one; ``settings`` are
-    timm's, such as ``pretrained=True``), in the same mode."""
-    source = timm.create_model(model, **settings) if isinstance(model, str) else model
-    kind = type(source).__name__
-    if kind not in READERS:
-        raise SuperformerError(f"timm networks of the kind {kind} have no family here; known: {', '.join(READERS)}")
-    read_arch, read_state = READERS[kind]
-    arch, state = read_arch(source), read_state(source)
-    channels = next(m.in_channels for m in source.modules() if isinstance(m, nn.Conv2d))
-    with torch.device("meta"):
-        net = family(arch.family)(point(arch), int(getattr(source, "num_classes", 1000)), in_chans=channels)
-    net.load_state_dict({k: v.detach().clone() for k, v in state.items()}, assign=True)
-    for p in net.parameters():
-        p.requires_grad_(True)
-    return net.train(source.training)
-
-
-def _widths(block: Any) -> dict[str, int]:
-    """The choices that transformer blocks of all families have."""
-    return {"heads": block.attn.num_heads, "attn": block.attn.proj.in_features, "mlp": block.mlp.fc1.out_features}
-
-
-def vit_arch(model: Any) -> Arch:
-    """The architecture of a ``timm.models.vision_transformer.VisionTransformer``."""
-    rows, cols = model.patch_embed.img_size
-    (patch, other), width = model.patch_embed.patch_size, model.embed_dim
-    if rows != cols or patch != other:
-        given = f"{rows} x {cols} and {patch} x {other}"
-        raise SuperformerError(f"only square pictures and patches are known here, not {given}")
-    first = model.blocks[0]
-    plain_mlp = type(first.mlp).__name__ == "Mlp" and isinstance(first.mlp.act, nn.GELU)
-    unknown = {
-        "register or distillation tokens": model.num_prefix_tokens != 1 or model.cls_token is None,
-        "no position table": model.pos_embed is None or model.no_embed_class,
-        "a norm before the blocks": not isinstance(model.norm_pre, nn.Identity),
-        "pooling other than by class token": model.global_pool != "token" or not isinstance(model.fc_norm, nn.Identity),
-        "norms of queries and keys": not isinstance(first.attn.q_norm, nn.Identity),
-        "gated or otherwise different MLPs": not plain_mlp,
-        "no biases of q, k and v": first.attn.qkv.bias is None,
-    }
-    if found := [name for name, there in unknown.items() if there]:
-        raise SuperformerError(f"this vision transformer has {', '.join(found)}; that is not known here")
-    blocks = tuple(Values(_widths(block)) for block in model.blocks)
-    options = {k: v for k, v in (("eps", first.norm1.eps), ("final_eps", model.norm.eps)) if v != 1e-6}
-    if hasattr(first.ls1, "gamma"):
-        options["layer_scale"] = float(getattr(first.ls1, "init_values", 1e-5))
-    return Arch("vit", int(rows), Values(patch_size=patch, width=width), (StageArch(blocks),), Values(options))
-
-
-def vit_state(model: Any) -> dict[str, Tensor]:
-    stem = f"stems.{model.patch_embed.patch_size[0]}."
-    rules: Rules = [
-        (r"^blocks\.", "stages.0.blocks."),
-        (r"\.ls(\d)\.gamma$", r".scale\1.weight"),
-        (r"^patch_embed\.", stem),
-        (r"^(pos_embed|cls_token)$", rf"{stem}\1.weight"),
-    ]
-    return {k: v[0] if k.startswith(stem) and v.ndim == 3 else v for k, v in rename(model.state_dict(), rules).items()}
 
 
 def swin_arch(model: Any) -> Arch:
@@ -105,7 +33,11 @@ def swin_arch(model: Any) -> Arch:
             if window != other or window > min(grid) or tuple(block.shift_size) != (moved, moved):
                 given = f"windows of {window} x {other} tokens, moved by {tuple(block.shift_size)}, on {grid}"
                 raise SuperformerError(f"{given} are not known here")
-            blocks.append(Values(window=window, **_widths(block)))
+            if any(side % window for side in grid):
+                given = f"a map of {grid[0]} x {grid[1]} tokens is padded to windows of {window}"
+                why = "timm attends to the padding, a swin here never does: take a size that divides"
+                raise SuperformerError(f"{given}; {why} (img_size, window_size)")
+            blocks.append(Values(window=window, **widths(block)))
         stages.append(StageArch(tuple(blocks), Values(width=layer.blocks[0].norm1.normalized_shape[0])))
     eps = model.norm.eps
     return Arch("swin", int(rows), Values(), tuple(stages), Values({} if eps == 1e-5 else {"eps": eps}))
@@ -115,6 +47,18 @@ def swin_state(model: Any) -> dict[str, Tensor]:
     """timm has a stage's patch merging before its blocks, as we do; Swin's authors have it one stage earlier."""
     rules = [(r"^layers\.(\d+)\.downsample\.", r"stages.\1.enter."), (r"^head\.fc\.", "head.")]
     return swin_names(rename(model.state_dict(), rules))
+
+
+def swin_words(arch: Arch) -> tuple[str, dict[str, Any]]:
+    """A network of timm and the words that make it this architecture, as far as words can."""
+    stages = [(stage.choices.int("width"), stage.blocks[0]) for stage in arch.stages]
+    windows = [b["window"] for _, b in stages]
+    words: dict[str, Any] = {"img_size": arch.resolution, "embed_dim": stages[0][0]}
+    words |= {"depths": [len(stage.blocks) for stage in arch.stages], "num_heads": [b["heads"] for _, b in stages]}
+    words |= {"head_dim": [b.int("attn") // b.int("heads") for _, b in stages]}
+    words |= {"window_size": windows if len(set(windows)) > 1 else windows[0]}
+    words |= {"mlp_ratio": [mlp_ratio(width, b.int("mlp")) for width, b in stages]}
+    return "swin_tiny_patch4_window7_224", words
 
 
 def _twins_type(block: Any) -> str:
@@ -136,7 +80,7 @@ def twins_arch(model: Any) -> Arch:
             raise SuperformerError(f"twins networks halve sr_ratio from stage to stage; {given}")
     stages = []
     for embed, stage in zip(model.patch_embeds, model.blocks, strict=True):
-        values = (Values(type=_twins_type(block), **_widths(block)) for block in stage)
+        values = (Values(type=_twins_type(block), **widths(block)) for block in stage)
         stages.append(StageArch(tuple(values), Values(width=embed.proj.out_channels)))
     stem = model.patch_embeds[0]
     options = Twins.schema.normal_options({"patch": stem.patch_size[0], "ws": side, "sr": first})
@@ -155,11 +99,29 @@ def twins_state(model: Any) -> dict[str, Tensor]:
     return rename(model.state_dict(), [*enter, (r"^blocks\.(\d+)\.(\d+)\.", block)])
 
 
+def twins_words(arch: Arch) -> tuple[str, dict[str, Any]]:
+    """A network of timm and the words that make it this architecture, as far as words can."""
+    patch, side, sr = (Twins.schema.option(arch.options, name) for name in ("patch", "ws", "sr"))
+    stages = [(stage.choices.int("width"), stage.blocks[0]) for stage in arch.stages]
+    words: dict[str, Any] = {"img_size": arch.resolution, "patch_size": patch}
+    words |= {"embed_dims": [width for width, _ in stages], "num_heads": [b["heads"] for _, b in stages]}
+    words |= {"mlp_ratios": [mlp_ratio(width, b.int("mlp")) for width, b in stages]}
+    words |= {"depths": [len(stage.blocks) for stage in arch.stages]}
+    words |= {"sr_ratios": [ratio(sr, i) for i, _ in enumerate(stages)]}
+    words |= {"out_indices": [i for i, _ in enumerate(stages)]} if len(stages) < 4 else {}  # of features_only
+    return "twins_svt_small", words | {"wss": [side if b["type"] == "local" else 1 for _, b in stages]}
+
+
 PLAIN = {
     "ResNet", "Sequential", "Bottleneck", "Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d", "Identity", "Linear",
     "DropPath", "SelectAdaptivePool2d", "AdaptiveAvgPool2d", "Flatten",
 }  # fmt: skip
 """The layers of a plain ResNet and of its pooling."""
+OTHER = {
+    "BasicBlock": "blocks of two 3x3 convolutions (BasicBlock, as resnet18 and resnet34 have)",
+    "AvgPool2d": "shortcuts that average (AvgPool2d: ResNet-D)",
+}
+"""What other ones have, in words."""
 ONLY = "only plain bottleneck ResNets are of the family resnet"
 RESNET_RULES: Rules = (
     (r"^conv1\.", "stem.conv."), (r"^bn1\.", "stem.norm."), (r"^fc\.", "head."),
@@ -178,7 +140,7 @@ def resnet_arch(model: Any) -> Arch:
         mids = [(b.conv1.out_channels, b.conv2.out_channels) for b in layer]
         entry = Values(width=layer[0].conv3.out_channels, entry1=mids[0][0], entry2=mids[0][1])
         stages.append(StageArch(tuple(Values(mid1=a, mid2=b) for a, b in mids[1:]), entry))
-    size = model.default_cfg.get("input_size", (3, 224, 224))
+    size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
     return Arch("resnet", int(size[-1]), Values(stem=model.conv1.out_channels), tuple(stages))
 
 
@@ -187,10 +149,19 @@ def resnet_state(model: nn.Module) -> dict[str, Tensor]:
     return rename(model.state_dict(), RESNET_RULES)
 
 
+def resnet_words(arch: Arch) -> tuple[str, dict[str, Any]]:
+    """A network of timm and the words that make it this architecture, as far as words can."""
+    planes = [stage.choices.int("width") // 4 for stage in arch.stages]
+    words: dict[str, Any] = {"layers": [1 + len(stage.blocks) for stage in arch.stages], "channels": planes}
+    return "resnet50", words | {"base_width": 64 * arch.stages[0].choices.int("entry1") / planes[0]}
+
+
 def _resnet_check(model: Any) -> None:
     """Only what this family computes: anything else would load and be another function."""
-    if other := sorted({type(m).__name__ for m in model.modules()} - PLAIN):
+    if other := sorted({OTHER.get(type(m).__name__, type(m).__name__) for m in model.modules()} - PLAIN):
         raise SuperformerError(f"{ONLY}; this one has {', '.join(other)}")
+    if isinstance(model.conv1, nn.Sequential):
+        raise SuperformerError(f"{ONLY}; this one (ResNet-C, -D, ...) has a stem of three convolutions")
     wanted: dict[str, tuple[int, int]] = {"conv1": (7, 2)}
     for i in range(4):
         for k, block in enumerate(getattr(model, f"layer{i + 1}")):
@@ -212,12 +183,3 @@ def _resnet_check(model: Any) -> None:
     pool = getattr(model.global_pool, "pool_type", "avg")
     if pool != "avg" or eps != {1e-5} or type(model.maxpool) is not nn.MaxPool2d:
         raise SuperformerError(f"{ONLY}; this one pools by {pool!r}, with eps {eps}")
-
-
-READERS: dict[str, Reader] = {
-    "VisionTransformer": (vit_arch, vit_state),
-    "SwinTransformer": (swin_arch, swin_state),
-    "Twins": (twins_arch, twins_state),
-    "ResNet": (resnet_arch, resnet_state),
-}
-"""By timm's classes."""
