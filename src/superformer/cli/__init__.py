@@ -12,7 +12,7 @@ import typer
 from superformer.cli import find, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError, shown
-from superformer.progress import note_interrupts
+from superformer.progress import note_begin, note_interrupts, take_begin
 
 __all__ = ["app", "find", "main", "use"]
 
@@ -28,6 +28,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
     note_interrupts()
+    note_begin()
     try:
         status = app(standalone_mode=False)
         if status == 130:  # what typer makes of Ctrl-C
@@ -52,3 +53,5 @@ def main() -> None:
             raise
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
         sys.exit(2)
+    finally:
+        take_begin()

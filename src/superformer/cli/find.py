@@ -11,6 +11,7 @@ from superformer.cli.arguments import (
     app,
     computing,
     console,
+    minutes_of,
     over_seeds,
     percent,
     progress_console,
@@ -23,19 +24,24 @@ from superformer.settings import read_amount, read_bytes, read_key_value, read_s
 
 
 @app.command()
-def train(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None) -> None:
+def train(
+    recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, hours: arg.Hours = None,
+    minutes: arg.Minutes = None, changes: arg.Changes = None,
+) -> None:  # fmt: skip
     """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
 
     Example: superformer train --recipe s3-laptop --data digits --run runs/first
 
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
-    sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
+    sampling.networks=4 (superformer recipes NAME lists all keys). With --hours 8 or --minutes 30: for as many epochs as
+    fit. On several GPUs: torchrun --nproc-per-node 8 -m
     superformer -- train ..."""
+    time = minutes_of(hours, minutes, changes)
     settings = recipe_for(Path(run), recipe, changes)
     with computing():
         from superformer.train.loop import train as run_training
 
-        done = run_training(settings, data, run, console=console)
+        done = run_training(settings, data, run, console=console, minutes=time)
     say(f"The supernet is in {done.supernet_file}")
     say(f"Next: superformer search --run {run} --macs-max ..., or superformer eval --run {run}", dim=True)
 
@@ -96,8 +102,8 @@ def search(
 
 @app.command()
 def retrain(
-    run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, changes: arg.Changes = None,
-    as_json: arg.Json = False,
+    run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, hours: arg.Hours = None,
+    minutes: arg.Minutes = None, changes: arg.Changes = None, as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.
@@ -110,12 +116,14 @@ def retrain(
     afterwards, of several seeds the first one's; the table compares accuracies on the test pictures."""
     from superformer.recipes import read_changes
 
+    time = minutes_of(hours, minutes, changes)
     read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
     trained_run(run, arch)  # last: a network that is found is checked, which needs torch
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 
-        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=progress_console(as_json))
+        shown = progress_console(as_json)
+        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=shown, minutes=time)
     if as_json:
         print(json.dumps(done.rows))
         return

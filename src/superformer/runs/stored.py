@@ -16,6 +16,7 @@ from superformer.space import Space
 
 FORMAT = 2
 RECIPE, SPACE, FACTS, METRICS, COMMANDS = "recipe.yaml", "space.json", "run.json", "metrics.jsonl", "commands.jsonl"
+TIME = "time.jsonl"
 NUMBER = int | float
 
 
@@ -40,6 +41,7 @@ FILES = {
     SPACE: Stored(None, _begun),
     METRICS: Stored({"kind": str, "step": int}, "delete it, or that line: only the report draws from it"),
     COMMANDS: Stored({"words": [str]}, "delete it, and give the words that began the run"),
+    TIME: Stored({"step": int, "steps": int, "seconds": NUMBER}, _begun),
     "front.json": Stored(
         {"front": [{**_row, "arch": dict}], "best": str | None},
         _anew.format("superformer search --run {run} (nothing is evaluated twice)"),
