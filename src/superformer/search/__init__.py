@@ -16,10 +16,11 @@ and goes on where they end."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,10 @@ from superformer.recipes.searching import split_options
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front
+from superformer.search.judging import RACED, FewFirst, wanted
 from superformer.search.methods import Method, method, names, register
 from superformer.search.problem import Objective, Problem
-from superformer.search.scores import Scorer, history_of, race, ranked
+from superformer.search.scores import Scorer, history_of, needed_by_guess, race, ranked
 from superformer.search.task import Task
 from superformer.space.arch import Arch
 from superformer.space.sampling import EXACT, Limits, say_cost
@@ -112,8 +114,13 @@ def _rounds_and_front(task: Task, trained: TrainedRun, world: World, console: Co
         varied = trained.evaluator(limit=limit, varied=True)
     with history_of(trained, limit) if world.first else nullcontext() as history:
         number = history.begin_search(json.dumps(task.settings)) if history is not None else None
-        for _ in with_progress(rounds(task, Scorer(evaluator, history, world, number)), console):
-            pass
+        scorer = Scorer(evaluator, history, world, number)
+        with ExitStack() as stack:
+            few = FewFirst.of(trained, task.options, scorer, world, stack) if wanted(task.options, trained) else None
+            if few is not None:
+                tell(f"few pictures first: {', '.join(map(str, few.ends))} (judging=full shows all to everyone)")
+            for _ in with_progress(rounds(task, scorer, few), console):
+                pass
         report = task.method.report
         if report.get("kendall") is not None:  # how well a predictor ranks (NASViT, algorithm 2, line 3)
             found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
@@ -131,21 +138,37 @@ class Scored:
     fresh: int
 
 
-def rounds(task: Task, scorer: Scorer) -> Iterator[Scored]:
-    """The rounds of a search, some candidates at a time."""
-    space, problem, size = task.net.space, task.problem, TOGETHER * scorer.world.size
+def rounds(task: Task, scorer: Scorer, few: FewFirst | None = None) -> Iterator[Scored]:
+    """The rounds of a search, some candidates at a time; those that see ``few`` pictures first, together."""
+    space, problem = task.net.space, task.problem
     while len(genes := task.method.ask()):
         round_ = int(task.method.report["round"])
         genes = genes[prefix_order(space.decode(genes))]
+        size = len(genes) if few is not None else TOGETHER * scorer.world.size
         for start in range(0, len(genes), size):
-            some = genes[start : start + size]
+            some, fresh = genes[start : start + size], 0
             costs, archs = problem.costs(some), space.decode(some)
             exact = [{name: float(costs[name][k]) for name in EXACT} for k in range(len(some))]
-            reach = race(task.options, task.method, some)
-            scores, fresh = scorer.scores(archs, exact, round_, race=reach)
+            if few is not None:
+                needed = functools.partial(needed_by_guess, task.method, some, finalists=RACED)
+                estimates = getattr(task.method, "estimates_do", False)
+                scores = yield from _begun(few.scores(archs, exact, round_, needed, estimates), round_)
+            else:
+                scores, fresh = scorer.scores(archs, exact, round_, race=race(task.options, task.method, some))
             columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in problem.objectives]
             task.method.tell(some, np.stack(columns, 1))
             yield Scored(round_, archs, scores, fresh)
+
+
+def _begun(asking: Generator[int, None, list[Score]], round_: int) -> Generator[Scored, None, list[Score]]:
+    """What a race tells on the way, as steps of a search."""
+    while True:
+        try:
+            fresh = next(asking)
+        except StopIteration as end:
+            scores: list[Score] = end.value
+            return scores
+        yield Scored(round_, [], [], fresh)
 
 
 def with_progress(found: Iterator[Scored], console: Console) -> Iterator[Scored]:

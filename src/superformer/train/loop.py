@@ -51,6 +51,9 @@ from superformer.train.time_budget import (
     with_epochs,
 )
 
+TOLD = 0.1
+"""By how much the number of steps must change to be told again."""
+
 
 def train(
     recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None,
@@ -204,7 +207,7 @@ class _Loop:
     def go(self) -> None:
         trainer = self.trainer
         self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.timetable.steps(self.done)
-        self.per_epoch = trainer.steps_per_epoch
+        self.per_epoch, self.told = trainer.steps_per_epoch, self.steps
         tell = teller(self.console)
         self.metrics = Metrics(self.run.metrics_file, self.done, tell) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
@@ -254,7 +257,9 @@ class _Loop:
             revision = found or Revision(self.done, steps, keeper.watch.seconds)
             table.revise(self.run.folder if world.first else None, revision)
         if (now := table.steps(self.done)) != self.steps:
-            self.display.note(f"step {self.done}: {now} steps fit into the time, not {self.steps}")
+            if abs(now - self.told) > TOLD * self.told:
+                self.display.note(f"step {self.done}: {now} steps fit into the time, not {self.told}")
+                self.told = now
             self.display.revise(now)
             self.steps = now
 

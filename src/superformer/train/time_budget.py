@@ -24,7 +24,7 @@ from superformer.recipes.settings import Recipe
 from superformer.runs import stored
 from superformer.runs.stored import TIME
 
-TOLERANCE, WINDOW = 0.02, 0.05
+TOLERANCE, WINDOW = 0.03, 0.15
 """Shares of the whole time: how far off the end may be; which recent part of it tells the pace."""
 MEASURED, MOST_MEASURED, LEAST_STEPS = 0.05, 20.0, 4
 """For the measurement: a share of the time, at most so many seconds, but at least so many steps."""
