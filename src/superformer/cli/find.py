@@ -70,7 +70,8 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 def search(
     run: arg.RunFolder, macs_max: arg.MacsMax = None, params_max: arg.ParamsMax = None,
     latency_max: arg.LatencyMax = None, memory_max: arg.MemoryMax = None, throughput_min: arg.ThroughputMin = None,
-    method: arg.MethodName = None, changes: arg.Changes = None, as_json: arg.Json = False,
+    method: arg.MethodName = None, hours: arg.Hours = None, minutes: arg.Minutes = None, changes: arg.Changes = None,
+    as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
@@ -93,7 +94,7 @@ def search(
     with computing():
         from superformer.search import search as run_search
 
-        found = run_search(run, limits, method, own, progress_console(as_json))
+        found = run_search(run, limits, method, own, progress_console(as_json), minutes_of(hours, minutes))
     if as_json and found:
         print(json.dumps(found))
     elif found:

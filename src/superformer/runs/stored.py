@@ -46,6 +46,10 @@ FILES = {
         {"front": [{**_row, "arch": dict}], "best": str | None},
         _anew.format("superformer search --run {run} (nothing is evaluated twice)"),
     ),
+    "searches.json": Stored(
+        {"searches": [{"asked": dict, "minutes": NUMBER, "seconds": NUMBER}]},
+        _anew.format("superformer search --run {run} (which chooses anew what fits into the time)"),
+    ),
     "retrained.json": Stored({"rows": [{**_row, "weights": str}]}, _anew.format("superformer retrain --run {run}")),
     "comparison.json": Stored({"rows": [_row]}, _anew.format("superformer demo --run {run}")),
     "limits.json": Stored({"macs": [NUMBER], "latency": [NUMBER]}, _anew.format("superformer demo --run {run}")),
