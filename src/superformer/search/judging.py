@@ -34,13 +34,13 @@ from superformer.space.arch import Arch
 
 ENOUGH = 2000
 """Pictures from which on a race is worth it, unless a user says otherwise."""
-PANEL, PILOTS, SHRUNK = 8, 8, 8
+PANEL, PILOTS, SHRUNK = 8, 12, 8
 """Networks of the panel; candidates that always see all pictures; for how many of them the slope of the line is taken
 to be 0 beforehand."""
 RACED = 16
 """The most accurate that are exact whatever the method looks at: `best` is chosen among them."""
-FIRST, LEAST = 32, 64
-"""The first part of the pictures is this part of them, but at least so many."""
+FIRST, LEAST, MORE = 32, 64, 1.5
+"""The first part of the pictures is this part of them, but at least so many; each has so many times as many."""
 
 
 def wanted(options: Options, trained: TrainedRun) -> bool:
@@ -53,10 +53,11 @@ def wanted(options: Options, trained: TrainedRun) -> bool:
 
 
 def ends(pictures: int, few: int | None = None) -> list[int]:
-    """How many pictures candidates have seen after each part: twice as many as before, at last all."""
+    """How many pictures candidates have seen after each part: half as many again as before, at last all."""
     out = [min(few or max(LEAST, pictures // FIRST), pictures)]
     while out[-1] < pictures:
-        out.append(min(2 * out[-1], pictures))
+        more = math.ceil(MORE * out[-1])
+        out.append(more if MORE * more <= pictures else pictures)
     return out
 
 
