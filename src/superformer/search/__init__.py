@@ -124,8 +124,7 @@ def _rounds_and_front(
     """The first process alone reads and writes the history, and has the front."""
     limit = task.options.pictures
     evaluator, varied = trained.evaluator(limit=limit), None
-    judged = JUDGED if clock is None else int(clock.plan["judged"])
-    if judged and count_copies(trained.recipe.data, trained.img_size) > 1:
+    if (clock is None or clock.plan["judged"]) and count_copies(trained.recipe.data, trained.img_size) > 1:
         varied = trained.evaluator(limit=limit, varied=True)
     with history_of(trained, limit) if world.first else nullcontext() as history:
         number = history.begin_search(json.dumps(task.settings)) if history is not None else None
@@ -140,6 +139,8 @@ def _rounds_and_front(
         if report.get("kendall") is not None:  # how well a predictor ranks (NASViT, algorithm 2, line 3)
             found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
             tell(f"predicted against measured accuracy of the half that the predictor did not learn from: {found}")
+        judged = JUDGED if clock is None else clock.again()
+        varied = varied if judged else None
         return find_front(task, history, evaluator, varied, tell, judged) if history is not None else {}
 
 

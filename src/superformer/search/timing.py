@@ -97,10 +97,29 @@ class SearchClock:
     def __init__(self, file: Path, plans: list[dict[str, Any]], plan: dict[str, Any], watch: Stopwatch, world: World):
         self.file, self.plans, self.plan, self.watch, self.world = file, plans, plan, watch, world
         self.seconds = 60 * plan["minutes"]
-        each = plan["each"] * plan["pictures"]
-        self.end = self.seconds - each * (plan["copies"] * plan["judged"] + 1)
         self._lots, self._begun = list[float](), watch.seconds
         watch.before += plan["seconds"] if plan.get("resumed") else 0.0
+
+    @property
+    def slow(self) -> float:
+        """How many times as long as measured a candidate takes now; what the history knew takes no time."""
+        each = self.plan["each"] * self.plan["pictures"] * self.plan["share"]
+        return float(np.mean(self._lots)) / (each * self.plan["lot"]) if self._lots else 1.0
+
+    @property
+    def end(self) -> float:
+        """When candidates must end, for the best to be judged again, and the hand-made one."""
+        each = self.slow * self.plan["each"] * self.plan["pictures"]
+        return float(max(self.seconds - each * (self.plan["copies"] * self.plan["judged"] + 1), 0.7 * self.seconds))
+
+    def again(self) -> int:
+        """How many of the best are judged again, in what is left; decided once."""
+        if "again" not in self.plan:
+            each = self.slow * self.plan["each"] * self.plan["pictures"]
+            fit = (self.seconds - self.watch.seconds - each) / max(each * self.plan["copies"], 1e-9)
+            self.plan["again"] = int(self.world.first_says(min(max(int(fit), 0), JUDGED)))
+            self.keep()
+        return int(self.plan["again"]) if self.plan["judged"] else 0
 
     def keep(self) -> None:
         """What is decided is on the disk before it is done."""
@@ -126,16 +145,16 @@ class SearchClock:
         learns = isinstance(own, Proposer) and isinstance(own.settings, Predictor) and own.round == 1
         name, end = ("learnt", LEARNT * self.end) if learns else ("ended", self.end)
         now = self.watch.seconds
-        if told:
+        expected = self.plan["each"] * self.plan["pictures"] * self.plan["share"] * self.plan["lot"]
+        if told and now - self._begun > 0.2 * expected:
             self._lots = [*self._lots[-3:], now - self._begun]
         self._begun = now
         if name not in self.plan:
             half = float(np.mean(self._lots)) / 2 if self._lots else 0.0
             if not self.world.first_says(float(told > 0 and now + half > end)):
+                self.keep()  # the seconds
                 return False
             self.plan[name] = told
-            self.keep()
-        elif told % max(self.plan["lot"], 1) == 0:
             self.keep()
         return bool(told >= self.plan[name])
 
@@ -183,5 +202,5 @@ def _measured(task: Task, trained: TrainedRun, minutes: float, watch: Stopwatch,
     share = RACED if wanted(task.options, trained) else 1.0
     left = 60 * minutes - world.first_says(watch.seconds)
     amount = fitting(left, max(each, 1e-9), whole, copies, share)
-    return {**vars(amount), "lot": amount.lot, "copies": copies, "each": each, "seconds": watch.seconds,
+    return {**vars(amount), "lot": amount.lot, "copies": copies, "share": share, "each": each, "seconds": watch.seconds,
             "fewer": amount.pictures < whole}  # fmt: skip
