@@ -24,7 +24,7 @@ from superformer import data
 from superformer.data import Batch
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.runs.processes import World
-from superformer.train.loop import build_trainer
+from superformer.train.preparation import build_trainer
 from superformer.train.sampling import Turn
 from superformer.train.step import Trainer
 

@@ -17,6 +17,20 @@ Tell = Callable[[str], None]
 LOG_SECONDS = 10.0  # between the lines that say how far something is
 
 
+_begun: list[float] = []
+"""When the command line began, until someone asks."""
+
+
+def note_begin() -> None:
+    """Time that a command has counts from here: what is imported for it, too."""
+    _begun[:] = [time.monotonic()]
+
+
+def take_begin() -> float | None:
+    """When the command line began, for the first that asks: the time of all others begins when they are called."""
+    return _begun.pop() if _begun else None
+
+
 def quiet(console: Console | None) -> Console:
     """The console, or one that shows nothing."""
     return console if console is not None else Console(quiet=True)

@@ -21,7 +21,13 @@ from superformer.train.warm_start import from_network
 BLOCK = {"heads": 3, "attn": sf.times(8, of="heads"), "mlp": 96}
 SPACE = sf.Space("one", "vit", (sf.Stage(BLOCK, depth=4),), {"patch_size": 2, "width": 48}, 8)
 WORDS = [f"{part}data.{key}" for part in ("", "original.") for key in ("augment=none", "mirror=0", "workers=0")]
-WORDS += ["original.train.epochs=12", "original.train.batch_size=16", "original.optimizer.lr=3e-3", "train.epochs=2", "optimizer.lr=1e-3"]
+WORDS += [
+    "original.train.epochs=12",
+    "original.train.batch_size=16",
+    "original.optimizer.lr=3e-3",
+    "train.epochs=2",
+    "optimizer.lr=1e-3",
+]
 WORDS += ["search.population=8", "search.generations=3", "retrain.finetuned.train.epochs=1", "train.threads=1"]
 AIM = Aim(macs=400e3, networks=2)
 

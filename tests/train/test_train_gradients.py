@@ -17,7 +17,7 @@ import superformer as sf
 from superformer.recipes import names, resolve
 from superformer.recipes.settings import Optimizer
 from superformer.train import optimizer as gradients
-from superformer.train.loop import recipe_skeleton
+from superformer.train.preparation import recipe_skeleton
 
 CASES = ("agree", "conflict", "conflict_clamped", "orth_small_sub", "sub_zero", "supnone", "subnone")
 

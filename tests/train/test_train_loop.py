@@ -24,8 +24,9 @@ from superformer.recipes import RecipeError, names, resolve, space_of
 from superformer.runs import Run, RunError
 from superformer.runs.processes import World
 from superformer.runs.storage import list_checkpoints, load_supernet
-from superformer.train.loop import build_trainer, recipe_skeleton, train
+from superformer.train.loop import train
 from superformer.train.optimizer import unmatched
+from superformer.train.preparation import build_trainer, recipe_skeleton
 from superformer.train.retrain import retrain
 
 

@@ -1,6 +1,6 @@
 """The command line. It reads words, calls the library and prints; it holds no logic of its own.
 
-`arguments` has what commands share, `find` the way from pictures to a network, `use` what is published or found,
+`arguments` has what commands share, `fit` and `find` the ways from a network and from pictures to a network, `use` what is published or found,
 `devices` what was measured elsewhere."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import sys
 
 import typer
 
-from superformer.cli import devices, find, use
+from superformer.cli import devices, find, fit, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError, shown
-from superformer.progress import note_interrupts
+from superformer.progress import note_begin, note_interrupts, take_begin
 
-__all__ = ["app", "devices", "find", "main", "use"]
+__all__ = ["app", "devices", "find", "fit", "main", "use"]
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -29,6 +29,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log can be followed while it is written
     note_interrupts()
+    note_begin()
     try:
         status = app(standalone_mode=False)
         if status == 130:  # what typer makes of Ctrl-C
@@ -53,3 +54,5 @@ def main() -> None:
             raise
         print(f"superformer: {error.format_message()} (superformer --help lists the commands)", file=sys.stderr)
         sys.exit(2)
+    finally:
+        take_begin()

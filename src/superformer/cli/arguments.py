@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from superformer.errors import amount
+from superformer.errors import SuperformerError, amount
 from superformer.settings import INT8
 
 if TYPE_CHECKING:
@@ -112,6 +112,30 @@ Threads = Annotated[int, typer.Option(min=1, max=4096, help="Threads.")]
 Seconds = Annotated[
     float, typer.Option(min=0.01, max=3600, callback=_finite, help="Time for each network, runtime and batch.")
 ]
+
+
+Hours = Annotated[
+    float | None, typer.Option("--hours", metavar="H", callback=lambda v: _positive(v), help="Do what fits into this.")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", metavar="M", callback=lambda v: _positive(v), help="Do what fits into this."),
+]
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"{value} is not a number above 0")
+    return value
+
+
+def minutes_of(hours: float | None, minutes: float | None, words: Words = None) -> float | None:
+    """The time that a command may take; words that say how long it takes, too, are refused beside it."""
+    if hours is None and minutes is None:
+        return None
+    if double := next((w for w in words or () if w.partition("=")[0].strip() == "train.epochs"), None):
+        raise SuperformerError(f"{double} and a time both say how long to train: leave one of them out")
+    return 60 * (hours or 0) + (minutes or 0)
 
 
 def trained_run(folder: str, *archs: str) -> Run:

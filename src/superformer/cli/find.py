@@ -1,4 +1,4 @@
-"""From pictures to a network: fit, train, evolve-space, search, retrain, eval, analyse."""
+"""From pictures to a network: train, evolve-space, search, retrain, eval, analyse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from superformer.cli.arguments import (
     app,
     computing,
     console,
+    minutes_of,
     over_seeds,
     percent,
     progress_console,
@@ -23,53 +24,24 @@ from superformer.settings import read_amount, read_bytes, read_key_value, read_s
 
 
 @app.command()
-def fit(
-    model: arg.FitModel, data: arg.DataSpec, run: arg.RunFolder, latency_max: arg.LatencyMax = None,
-    macs_max: arg.MacsMax = None, speed_up: arg.SpeedUp = 2.0, networks: arg.FrontNetworks = 3,
-    checkpoint: arg.Checkpoint = None, img_size: arg.ImgSize = None, changes: arg.Changes = None,
-    as_json: arg.Json = False,
+def train(
+    recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, hours: arg.Hours = None,
+    minutes: arg.Minutes = None, changes: arg.Changes = None,
 ) -> None:  # fmt: skip
-    """Fit a pretrained network to your pictures and your device: a front of faster networks that still know what it
-    knew. Killed, the same words go on.
-
-    Example: superformer fit vit_tiny_patch16_224 --data pets/ --run runs/pets --speed-up 2
-
-    The network is tuned on your pictures, and teaches what follows: a supernet of smaller ones around it, which keep
-    what matters most on your pictures; a search among them; and the best of them, trained by themselves. The winner
-    within the limit is in DIR/model. key=value words change the training of the supernet and of the networks,
-    original.key=value words that of the original; --macs-max or --latency-max name a limit instead of a speed-up."""
-    limits = {"latency": latency_max and read_seconds(latency_max, "--latency-max")}
-    limits |= {"macs": macs_max and read_amount(macs_max, "--macs-max")}
-    with computing():
-        from superformer.fit import Aim
-        from superformer.fit import fit as run_fit
-
-        aim = Aim(**limits, speed_up=speed_up, networks=networks)
-        how = {"aim": aim, "checkpoint": checkpoint, "img_size": img_size, "console": progress_console(as_json)}
-        found = run_fit(model, data, run, *(changes or []), **how)
-    if as_json:
-        print(json.dumps(found))
-        return
-    columns = ("name", "accuracy", "latency", "macs", "params", "key")
-    console.print(table([{c: row[c] for c in columns} for row in found["table"]], "On the test pictures"))
-    say(f"The winner is in {run}/model")
-    say(f"Next: superformer export --run {run} --to onnx, superformer report --run {run}", dim=True)
-
-
-@app.command()
-def train(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None) -> None:
     """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
 
     Example: superformer train --recipe s3-laptop --data digits --run runs/first
 
     With other parts: add key=value words, such as sharing=cyclic gradients.rule=project sampling.rule=multi
-    sampling.networks=4 (superformer recipes NAME lists all keys). On several GPUs: torchrun --nproc-per-node 8 -m
+    sampling.networks=4 (superformer recipes NAME lists all keys). With --hours 8 or --minutes 30: for as many epochs as
+    fit. On several GPUs: torchrun --nproc-per-node 8 -m
     superformer -- train ..."""
+    time = minutes_of(hours, minutes, changes)
     settings = recipe_for(Path(run), recipe, changes)
     with computing():
         from superformer.train.loop import train as run_training
 
-        done = run_training(settings, data, run, console=console)
+        done = run_training(settings, data, run, console=console, minutes=time)
     say(f"The supernet is in {done.supernet_file}")
     say(f"Next: superformer search --run {run} --macs-max ..., or superformer eval --run {run}", dim=True)
 
@@ -98,7 +70,8 @@ def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder,
 def search(
     run: arg.RunFolder, macs_max: arg.MacsMax = None, params_max: arg.ParamsMax = None,
     latency_max: arg.LatencyMax = None, memory_max: arg.MemoryMax = None, throughput_min: arg.ThroughputMin = None,
-    cost_max: arg.CostMax = None, method: arg.MethodName = None, changes: arg.Changes = None, as_json: arg.Json = False,
+    cost_max: arg.CostMax = None, method: arg.MethodName = None, hours: arg.Hours = None, minutes: arg.Minutes = None,
+    changes: arg.Changes = None, as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
@@ -128,7 +101,7 @@ def search(
     with computing():
         from superformer.search import search as run_search
 
-        found = run_search(run, limits, method, own, progress_console(as_json))
+        found = run_search(run, limits, method, own, progress_console(as_json), minutes_of(hours, minutes))
     if as_json and found:
         print(json.dumps(found))
     elif found:
@@ -137,8 +110,8 @@ def search(
 
 @app.command()
 def retrain(
-    run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, changes: arg.Changes = None,
-    as_json: arg.Json = False,
+    run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, hours: arg.Hours = None,
+    minutes: arg.Minutes = None, changes: arg.Changes = None, as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.
@@ -151,12 +124,14 @@ def retrain(
     afterwards, of several seeds the first one's; the table compares accuracies on the test pictures."""
     from superformer.recipes import read_changes
 
+    time = minutes_of(hours, minutes, changes)
     read_changes(trained_run(run).recipe(), changes or (), f"{run} retrained")
     trained_run(run, arch)  # last: a network that is found is checked, which needs torch
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 
-        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=progress_console(as_json))
+        shown = progress_console(as_json)
+        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=shown, minutes=time)
     if as_json:
         print(json.dumps(done.rows))
         return

@@ -169,9 +169,14 @@ class Pictures:
             return self
         if (n, seed) not in self._subsets:
             chosen = balanced_subset(self.labels, n) if seed is None else classes_in_turn(self.labels, seed)[:n]
-            own = self._subsets[n, seed] = self.take(chosen)
-            own._squares = {t: kept.index_select(0, torch.from_numpy(chosen)) for t, kept in self._squares.items()}
+            self._subsets[n, seed] = self.ordered(chosen)
         return self._subsets[n, seed]
+
+    def ordered(self, indices: Ints) -> Pictures:
+        """As `take`; squares that were cut are kept."""
+        own = self.take(indices)
+        own._squares = {t: kept.index_select(0, torch.from_numpy(indices)) for t, kept in self._squares.items()}
+        return own
 
     @cached_property
     def fingerprint(self) -> str:

@@ -225,6 +225,25 @@ class Evaluator:
         pairs = (torch.stack([right, loss], 1) / max(seen, 1)).tolist()
         return [Score(*pair) if k in left else Score(math.nan, math.nan) for k, pair in enumerate(pairs)]
 
+    def right(self, archs: Sequence[Arch]) -> Tensor:
+        """Whether each architecture is right about each picture, 1 or 0 (networks, pictures); of sides the mean."""
+        was, found = self.net.training, list[Tensor]()
+        self.net.eval()
+        try:
+            for side in self.sides:
+                root, columns = None, list[Tensor]()
+                for x, labels in self.batches():
+                    calibration = self.calibration if root is None else ()
+                    root = root or grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
+                    out = torch.zeros(len(archs), len(labels), dtype=torch.float64)
+                    for k, logits in walk(root, x, calibration):
+                        out[k] = (logits.argmax(1) == labels).double()
+                    columns.append(out)
+                found.append(torch.cat(columns, 1))
+        finally:
+            self.net.train(was)
+        return torch.stack(found).mean(0)
+
     def _laps(self, race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches; for a race in smaller parts, after each of which some can be stopped."""
         for x, labels in self.batches():

@@ -43,9 +43,12 @@ from superformer.spaces.around import MOST_SPEED_UP, space_around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
 from superformer.train.retrain import retrain, write_inherited
+from superformer.train.time_budget import Stopwatch
 
 UNITS, BLOCKS = 512, 128
 """Training pictures that tell the importance of units, and of blocks."""
+TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
+"""Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""
 COST = "cost.json"
 FURTHER = (1.0, 1.5, 2.5, 5.0)
 LEAST = 1.5
@@ -83,32 +86,45 @@ def fit(
     aim: Aim = Aim(),  # noqa: B008  # frozen
     checkpoint: str | None = None,
     img_size: int | None = None,
+    minutes: float | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Fit a pretrained network to pictures and a limit; what is returned is also in ``DIR/fit.json``."""
+    """Fit a pretrained network to pictures and a limit; what is returned is also in ``DIR/fit.json``. ``minutes``: for
+    all of it; each part then does as much as fits."""
     home, shown = Path(folder), quiet(console)
-    tell = teller(shown)
+    tell, begun = teller(shown), Stopwatch()
     source = Source.of(model, checkpoint)
     size = img_size or source.size_for(data_spec)
     arch = source.arch(size)
     before = room_below(arch, aim) if not (home / "original" / COST).exists() else stored.read(home / "original" / COST)
     with _chapter(shown, "1. The original, tuned on your pictures"):
-        original = train(_original(source, arch, changes), data_spec, home / "original", console=console)
+        original = train(
+            _original(source, arch, changes),
+            data_spec,
+            home / "original",
+            console=console,
+            minutes=minutes and TUNING * minutes,
+        )
         files.write_object(home / "original" / COST, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
         teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
     with _chapter(shown, "2. What of it may go first"):
         orders = _orders(home, original, net, tell)
+        left = _shares(home, minutes, begun, aim.networks)
     with _chapter(shown, "3. The supernet around it"):
         space = space_around(arch, before["shrink"], size, orders.blocks)
-        train(_supernet(source, space, home, teacher, changes), data_spec, home, console=console)
+        train(
+            _supernet(source, space, home, teacher, changes), data_spec, home, console=console, minutes=left["supernet"]
+        )
     with _chapter(shown, "4. Search"):
-        found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console)
+        found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console, minutes=left["search"])
     with _chapter(shown, "5. The networks that were found, each by itself"):
         limit = _limit(aim, home, space, before)
         chosen = pick(found["front"], aim.cost, limit, aim.networks)
-        rows = [retrain(home, row["key"], console=console).rows[-1] for row in chosen]  # the winner last
+        rows = []
+        for row in chosen:  # the winner last: it is the network that is handed over
+            rows.append(retrain(home, row["key"], console=console, minutes=left["retrain"]).rows[-1])
         result = {"limit": limit, "cost": aim.cost, "original": before, "table": _table(original, net, home, rows)}
         files.write_object(home / "fit.json", result)
     return result
@@ -142,6 +158,20 @@ def _supernet(source: Source, space: Space, home: Path, teacher: Path, changes: 
     start = {"network": str(teacher), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
+
+
+def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) -> dict[str, float | None]:
+    """The minutes of the parts that are left when the orders are known; decided once."""
+    if minutes is None:
+        return dict.fromkeys(("supernet", "search", "retrain"))
+    path = home / "minutes.json"
+    if not path.exists():
+        left = max(minutes - begun.seconds / 60, (1 - 2 * TUNING) * minutes)
+        shares = {"supernet": SUPERNET_TIME, "search": SEARCH_TIME}
+        shares["retrain"] = (1 - SUPERNET_TIME - SEARCH_TIME) / networks
+        files.write_object(path, {name: share * left for name, share in shares.items()})
+    found = files.read_object(path, "delete it: the time that is left is then shared anew")
+    return {name: float(found[name]) for name in ("supernet", "search", "retrain")}
 
 
 def _orders(home: Path, original: Run, net: Network, tell: Tell) -> Orders:

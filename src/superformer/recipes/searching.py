@@ -126,6 +126,11 @@ class Options(SettingsBase):
     depth: Literal["searched", "budget"] = "searched"
     seed: int = Field(0, ge=0)
     pictures: int | None = Field(None, ge=1, description="the most of the search split to use")
+    judging: Literal["racing", "full"] | None = Field(
+        None, description="few pictures first (search.judging), or all of them; none: racing from 2,000 pictures on"
+    )
+    few: int | None = Field(None, ge=1, description="judging=racing: pictures that all candidates see; none: 1 in 32")
+    sure: float = Field(1.75, ge=0, description="judging=racing: standard errors within which candidates go on")
     racing: bool = Field(False, description="stop candidates that cannot reach the front any more (search.scores)")
     margin: float | None = Field(None, ge=0, description="races: or probably cannot, by so many standard errors")
     threads: int = Field(1, ge=1, description="latency and throughput: threads")

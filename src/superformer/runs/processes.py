@@ -96,6 +96,12 @@ class World:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
+    def first_says(self, value: float) -> float:
+        """The first one's number, in all processes."""
+        told = torch.tensor([value], dtype=torch.float64, device=self.device)
+        self.spread([told])
+        return float(told)
+
     def mean_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Average gradients, many small ones in one message. All ran the same sub-networks, and have the same."""
         if self.size == 1:

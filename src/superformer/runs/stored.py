@@ -16,6 +16,7 @@ from superformer.space import Space
 
 FORMAT = 2
 RECIPE, SPACE, FACTS, METRICS, COMMANDS = "recipe.yaml", "space.json", "run.json", "metrics.jsonl", "commands.jsonl"
+TIME = "time.jsonl"
 NUMBER = int | float
 
 
@@ -40,9 +41,14 @@ FILES = {
     SPACE: Stored(None, _begun),
     METRICS: Stored({"kind": str, "step": int}, "delete it, or that line: only the report draws from it"),
     COMMANDS: Stored({"words": [str]}, "delete it, and give the words that began the run"),
+    TIME: Stored({"step": int, "steps": int, "seconds": NUMBER}, _begun),
     "front.json": Stored(
         {"front": [{**_row, "arch": dict}], "best": str | None},
         _anew.format("superformer search --run {run} (nothing is evaluated twice)"),
+    ),
+    "searches.json": Stored(
+        {"searches": [{"asked": dict, "minutes": NUMBER, "seconds": NUMBER}]},
+        _anew.format("superformer search --run {run} (which chooses anew what fits into the time)"),
     ),
     "retrained.json": Stored({"rows": [{**_row, "weights": str}]}, _anew.format("superformer retrain --run {run}")),
     "comparison.json": Stored({"rows": [_row]}, _anew.format("superformer demo --run {run}")),

@@ -16,10 +16,11 @@ and goes on where they end."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,22 @@ from superformer.errors import StoppedError
 from superformer.evaluation.evaluator import TOGETHER, Score, TrainedRun, count_copies
 from superformer.evaluation.prefix_tree import prefix_order
 from superformer.machine import tell_if_busy
-from superformer.progress import Clock, Tell, deferred_interrupts, quiet, teller
+from superformer.progress import Clock, Tell, deferred_interrupts, quiet, take_begin, teller
 from superformer.recipes.searching import method_settings as settings_of
 from superformer.recipes.searching import split_options
 from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.search.front import find_front
+from superformer.search.judging import RACED, FewFirst, wanted
 from superformer.search.methods import Method, method, names, register
 from superformer.search.problem import Objective, Problem
-from superformer.search.scores import Scorer, history_of, race, ranked
+from superformer.search.scores import JUDGED, Scorer, history_of, needed_by_guess, race, ranked
 from superformer.search.task import Task
+from superformer.search.timing import SearchClock, timed
+from superformer.space import Genes
 from superformer.space.arch import Arch
 from superformer.space.sampling import EXACT, Limits, say_cost
+from superformer.train.time_budget import Stopwatch, check_minutes
 
 __all__ = ["Method", "Objective", "Problem", "method", "names", "register", "search", "settings_of"]
 
@@ -58,13 +63,17 @@ def search(
     which: str | None = None,
     changes: Mapping[str, Any] | None = None,
     console: Console | None = None,
+    minutes: float | None = None,
 ) -> dict[str, Any]:
     """Search the supernet of a run; what is returned is also in its ``front.json``.
 
     ``limits``: (low, high) of macs, params, latency (in seconds), throughput (pictures a second), memory (bytes), and
     of costs that were imported, each in its unit.
     ``which`` method, if not that of the recipe; ``changes`` of its settings or of
-    `superformer.recipes.settings.Options`."""
+    `superformer.recipes.settings.Options`. ``minutes``: as many candidates, and pictures, as fit into them
+    (`superformer.search.timing`)."""
+    check_minutes(minutes)
+    watch = Stopwatch(start=take_begin())
     world = World.join()
     shown = quiet(console if world.first else None)
     tell = teller(shown)
@@ -79,9 +88,14 @@ def search(
                 tell(line)
             task.problem.check()  # before anything is read
             trained = TrainedRun.of(run, task.net, device=world.device)
+            clock = None
+            if minutes is not None:
+                task, clock, lines = timed(task, trained, minutes, watch, world)
+                for line in lines:
+                    tell(line)
             if world.first:
                 note_command(run.folder)
-            found = _rounds_and_front(task, trained, world, shown, tell)
+            found = _rounds_and_front(task, trained, world, shown, tell, clock)
             if world.first:
                 files.write_object(run.front_file, found)
             world.wait()
@@ -106,21 +120,30 @@ def forecast(problem: Problem) -> Iterator[str]:
         yield f"limits: {', '.join(ends)}; {100 * problem.feasible(genes).mean():.3g} % of random networks meet them"
 
 
-def _rounds_and_front(task: Task, trained: TrainedRun, world: World, console: Console, tell: Tell) -> dict[str, Any]:
+def _rounds_and_front(
+    task: Task, trained: TrainedRun, world: World, console: Console, tell: Tell, clock: SearchClock | None
+) -> dict[str, Any]:
     """The first process alone reads and writes the history, and has the front."""
     limit = task.options.pictures
     evaluator, varied = trained.evaluator(limit=limit), None
-    if count_copies(trained.recipe.data, trained.img_size) > 1:
+    if (clock is None or clock.plan["judged"]) and count_copies(trained.recipe.data, trained.img_size) > 1:
         varied = trained.evaluator(limit=limit, varied=True)
     with history_of(trained, limit) if world.first else nullcontext() as history:
         number = history.begin_search(json.dumps(task.settings)) if history is not None else None
-        for _ in with_progress(rounds(task, Scorer(evaluator, history, world, number)), console):
-            pass
+        scorer = Scorer(evaluator, history, world, number)
+        with ExitStack() as stack:
+            few = FewFirst.of(trained, task.options, scorer, world, stack) if wanted(task.options, trained) else None
+            if few is not None:
+                tell(f"few pictures first: {', '.join(map(str, few.ends))} (judging=full shows all to everyone)")
+            for _ in with_progress(rounds(task, scorer, few, clock), console):
+                pass
         report = task.method.report
         if report.get("kendall") is not None:  # how well a predictor ranks (NASViT, algorithm 2, line 3)
             found = ", ".join(f"{name.capitalize()} {report[name]:.2f}" for name in ("kendall", "spearman", "pearson"))
             tell(f"predicted against measured accuracy of the half that the predictor did not learn from: {found}")
-        return find_front(task, history, evaluator, varied, tell) if history is not None else {}
+        judged = JUDGED if clock is None else clock.again()
+        varied = varied if judged else None
+        return find_front(task, history, evaluator, varied, tell, judged) if history is not None else {}
 
 
 @dataclass(frozen=True)
@@ -133,21 +156,54 @@ class Scored:
     fresh: int
 
 
-def rounds(task: Task, scorer: Scorer) -> Iterator[Scored]:
-    """The rounds of a search, some candidates at a time."""
-    space, problem, size = task.net.space, task.problem, TOGETHER * scorer.world.size
-    while len(genes := task.method.ask()):
+def rounds(
+    task: Task, scorer: Scorer, few: FewFirst | None = None, clock: SearchClock | None = None
+) -> Iterator[Scored]:
+    """The rounds of a search, some candidates at a time; those that see ``few`` pictures first, together. A ``clock``
+    may end a round, and with it the search."""
+    space, problem, told = task.net.space, task.problem, 0
+    while len(genes := _asked(task.method, clock)):
         round_ = int(task.method.report["round"])
         genes = genes[prefix_order(space.decode(genes))]
+        size = len(genes) if few is not None else TOGETHER * scorer.world.size
+        size = size if clock is None else min(size, clock.plan["lot"])
         for start in range(0, len(genes), size):
-            some = genes[start : start + size]
+            if clock is not None and clock.over(told, task.method):
+                left = genes[start:]
+                task.method.tell(left, np.full((len(left), len(problem.objectives)), np.nan))
+                if "ended" in clock.plan and told >= clock.plan["ended"]:
+                    return
+                break
+            told += len(genes[start : start + size])
+            some, fresh = genes[start : start + size], 0
             costs, archs = problem.costs(some), space.decode(some)
             exact = [{name: float(costs[name][k]) for name in EXACT} for k in range(len(some))]
-            reach = race(task.options, task.method, some)
-            scores, fresh = scorer.scores(archs, exact, round_, race=reach)
+            if few is not None:
+                needed = functools.partial(needed_by_guess, task.method, some, finalists=RACED)
+                estimates = getattr(task.method, "estimates_do", False)
+                scores = yield from _begun(few.scores(archs, exact, round_, needed, estimates), round_)
+            else:
+                scores, fresh = scorer.scores(archs, exact, round_, race=race(task.options, task.method, some))
             columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in problem.objectives]
             task.method.tell(some, np.stack(columns, 1))
             yield Scored(round_, archs, scores, fresh)
+
+
+def _asked(method: Method, clock: SearchClock | None) -> Genes:
+    if clock is not None:
+        clock.before_round(method)
+    return method.ask()
+
+
+def _begun(asking: Generator[int, None, list[Score]], round_: int) -> Generator[Scored, None, list[Score]]:
+    """What a race tells on the way, as steps of a search."""
+    while True:
+        try:
+            fresh = next(asking)
+        except StopIteration as end:
+            scores: list[Score] = end.value
+            return scores
+        yield Scored(round_, [], [], fresh)
 
 
 def with_progress(found: Iterator[Scored], console: Console) -> Iterator[Scored]:

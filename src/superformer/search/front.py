@@ -38,13 +38,15 @@ TOLD, KEYS = 8, {"latency": "measured", "throughput": "measured_throughput"}
 Row = dict[str, Any]
 
 
-def find_front(task: Task, history: History, plain: Evaluator, varied: Evaluator | None, tell: Tell) -> Row:
+def find_front(
+    task: Task, history: History, plain: Evaluator, varied: Evaluator | None, tell: Tell, judged: int = JUDGED
+) -> Row:
     """The front over everything that the history knows of this supernet, from the most accurate down, and the best of
     it, which is among the rows even if another one is more accurate on the fewer pictures. ``plain`` judges as the
-    search did, ``varied`` on more pictures."""
+    search did, ``varied`` on more pictures, ``judged`` of them."""
     known, inside, on_front = select(task, history)
     rows = {k: known.row(k) for k in on_front}
-    finalists = [] if varied is None else rejudge(known, inside, varied, history, tell)
+    finalists = [] if varied is None else rejudge(known, inside, varied, history, tell, judged)
     candidates = {k: rows.get(k) or known.row(k) for k in [*finalists, *rows]}
     best = best_measured(task, list(candidates.values()), list(rows.values()), tell)
     rows |= {k: row for k, row in candidates.items() if row is best}
@@ -114,7 +116,9 @@ def select(task: Task, history: History) -> tuple[Known, list[int], list[int]]:
     return known, known.sort(inside), known.sort(best)
 
 
-def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell) -> list[int]:
+def rejudge(
+    known: Known, inside: Sequence[int], varied: Evaluator, history: History, tell: Tell, judged: int = JUDGED
+) -> list[int]:
     """Of the ``FINALISTS`` most accurate, those that are first by accuracy and loss together
     (`superformer.search.scores.agreed`), from the best down when they are judged again, on more pictures. The scores
     are kept beside the others, and nobody is judged so twice."""
@@ -124,7 +128,7 @@ def rejudge(known: Known, inside: Sequence[int], varied: Evaluator, history: His
         return [places[n] for n in order]
 
     values = {k: known.records[k].values for k in inside[:FINALISTS]}
-    first = best(inside[:FINALISTS], "", values)[:JUDGED]
+    first = best(inside[:FINALISTS], "", values)[:judged]
     tell(f"judging the {len(first)} best again, on the search split and moved copies of it: {varied.pictures} pictures")
     todo = [k for k in first if f"{VARIED}accuracy" not in values[k]]
     rows = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,6 +85,16 @@ class AskedRows:
                 raise SuperformerError(f"a row was told to have the scores {before} before, and now {score.tolist()}")
             self.scores[k], self.told[k] = score, True
 
+    @contextmanager
+    def supposed(self, genes: Genes, scores: Floats) -> Iterator[None]:
+        """Meanwhile rows have these scores."""
+        before, at = self.scores.copy(), [self._at[row.tobytes()] for row in canonical(self.problem.space, genes)]
+        self.scores[at] = scores
+        try:
+            yield
+        finally:
+            self.scores = before
+
     @property
     def pending(self) -> Genes:
         return self.genes[~self.told]
@@ -102,7 +113,11 @@ class AskedRows:
 
 class Proposer(ABC):
     """A method that proposes a lot of rows once all of its earlier ones were told. Each proposal draws from a generator
-    of its own, made of the problem's seed and the proposal's number."""
+    of its own, made of the problem's seed and the proposal's number.
+
+    ``estimates_do``: it learns as well from estimates of candidates that are neither on the front nor finalists."""
+
+    estimates_do = False
 
     def __init__(self, problem: Problem, settings: Any):
         self.problem, self.space, self.settings = problem, problem.space, settings

@@ -33,6 +33,7 @@ class Predictor(Proposer):
     """Random rows, then the best on predictions."""
 
     settings: recipe.Predictor
+    estimates_do = True
 
     def __init__(self, problem: Problem, settings: recipe.Predictor):
         super().__init__(problem, settings)

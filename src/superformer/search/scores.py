@@ -30,10 +30,15 @@ TIE = 1e-7
 """What a loss can change of a rank: less than a picture, of millions."""
 
 
+def split_name(trained: TrainedRun, limit: int | None = None) -> str:
+    """What a history calls the pictures that candidates are judged on, and how."""
+    sides = ",".join(sides_of(trained.net, trained.recipe))
+    return f"{trained.pictures.search.fingerprint}:{limit}:{sides}{calibration_key(trained.net, trained.recipe)}"
+
+
 def history_of(trained: TrainedRun, limit: int | None = None, readonly: bool = False) -> History:
     """What is known of a run's supernet on its search split, or on the first ``limit`` pictures of it."""
-    sides = ",".join(sides_of(trained.net, trained.recipe))
-    split = f"{trained.pictures.search.fingerprint}:{limit}:{sides}{calibration_key(trained.net, trained.recipe)}"
+    split = split_name(trained, limit)
     return History(trained.run.history_file, trained.run.fingerprint(), split, readonly=readonly)
 
 
@@ -152,10 +157,27 @@ def race(options: Options, method: Method, genes: Genes) -> Race | None:
     history."""
     if not options.racing or not isinstance(method, Proposer):
         return None
+    return Race(needed(method, genes, FINALISTS).tolist(), options.margin)
+
+
+def needed(method: Proposer, genes: Genes, finalists: int, *, matters: bool = True) -> Floats:
+    """The accuracy from which on candidates could be on the front or among the finalists, or change what the method
+    proposes (if that ``matters``), by all that it was told."""
     asked, problem = method.asked, method.problem
     costs = problem.costs(genes)
     columns = np.stack([costs[o.name] if o.name in costs else np.zeros(len(genes)) for o in problem.objectives], 1)
     front = reach(asked.scores[asked.valid], columns, problem.maximise, 1)
-    final = asked.best(FINALISTS)
-    last = asked.scores[final[-1], 0] if len(final) == FINALISTS else -np.inf
-    return Race(np.minimum(np.minimum(front, last), method.matters(columns)).tolist(), options.margin)
+    final = asked.best(finalists)
+    last = asked.scores[final[-1], 0] if len(final) == finalists else -np.inf
+    least = np.minimum(front, last)
+    return np.minimum(least, method.matters(columns)) if matters else least
+
+
+def needed_by_guess(method: Method, genes: Genes, guesses: Floats, finalists: int) -> Floats:
+    """`needed`, where the accuracies of rows that were asked for are told as they are guessed so far."""
+    if not isinstance(method, Proposer):
+        return np.full(len(genes), -np.inf)
+    asked, costs = method.asked, method.problem.costs(genes)
+    columns = [guesses if o.name == "accuracy" else costs[o.name] for o in method.problem.objectives]
+    with asked.supposed(genes, np.stack(columns, 1)):
+        return needed(method, genes, finalists, matters=not method.estimates_do)

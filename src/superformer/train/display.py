@@ -84,6 +84,12 @@ class Display:
             self.task = self.progress.add_task("", total=total, completed=done, said="")
             self.progress.start()
 
+    def revise(self, total: int) -> None:
+        """There are more steps, or fewer, than was said."""
+        self.total = total
+        if self.progress is not None:
+            self.progress.update(self.task, total=total)
+
     def left(self, done: int) -> float:
         """Seconds that remain, at the speed so far."""
         return self.clock.seconds / max(done - self.begun, 1) * (self.total - done)

@@ -7,57 +7,80 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from superformer import data, files
 from superformer.cost.latency_table import LatencyTable
-from superformer.errors import StoppedError, SuperformerError
-from superformer.evaluation.evaluator import Evaluator
+from superformer.errors import StoppedError
 from superformer.families.network import Network
 from superformer.kernels import keep_freed
 from superformer.machine import tell_if_busy, torch_threads
-from superformer.progress import Tell, deferred_interrupts, quiet, teller
+from superformer.progress import Tell, deferred_interrupts, quiet, take_begin, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.runs import Run, note_command
-from superformer.runs.processes import World, synchronise
+from superformer.runs import Run, RunError, note_command
+from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint, latest_checkpoint, save_checkpoint, save_supernet
-from superformer.space import Space
-from superformer.space.costs import skeleton
-from superformer.space.schema import family
-from superformer.spaces import supernet
 from superformer.train.channel_sort import sort_channels
-from superformer.train.display import Display, Metrics, Pace, watched
-from superformer.train.losses import load_teachers
+from superformer.train.display import Display, Metrics, Pace
 from superformer.train.optimizer import check_no_decay
-from superformer.train.sampling import measured_identity
+from superformer.train.preparation import (
+    build_trainer,
+    check_networks,
+    count_steps,
+    epoch_batches,
+    identity_of,
+    measure,
+    rehearse,
+)
 from superformer.train.step import Outcome, Trainer
-from superformer.train.warm_start import from_settings
+from superformer.train.time_budget import (
+    Costs,
+    Revision,
+    Stopwatch,
+    Timekeeper,
+    Timetable,
+    check_minutes,
+    choose,
+    say_end,
+    say_time,
+    with_epochs,
+)
+
+TOLD = 0.1
+"""By how much the number of steps must change to be told again."""
 
 
 def train(
-    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None
-) -> Run:
+    recipe: Recipe | str, data_spec: str, folder: str | Path, *changes: str, console: Console | None = None,
+    minutes: float | None = None,
+) -> Run:  # fmt: skip
     """Train the supernet of a recipe on pictures (see `superformer.data`) in a run folder; or go on with it.
-    ``changes`` are ``key=value`` words for a recipe given by name or file."""
+    ``changes`` are ``key=value`` words for a recipe given by name or file. ``minutes``: as many epochs as fit into them
+    (`superformer.train.time_budget`), instead of the recipe's."""
+    check_minutes(minutes)
+    watch = Stopwatch(start=take_begin())
     inside, world = World.joined(), World.join()
     keep_freed()
     try:
         settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
         with torch_threads(settings.train.threads):
-            return _train(settings, data_spec, Path(folder), world, quiet(console if world.first else None))
+            shown = quiet(console if world.first else None)
+            return _train(settings, data_spec, Path(folder), world, shown, minutes, watch)
     finally:
         if not inside:
             world.leave()
 
 
-def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Console) -> Run:
+def _train(
+    recipe: Recipe, spec: str, folder: Path, world: World, console: Console, minutes: float | None, watch: Stopwatch
+) -> Run:
     run = Run(folder)
+    recipe = _as_begun(run, recipe, minutes)
     # published spaces may be written otherwise in a later version: a run keeps its own
     space = run.space() if run.recipe_file.exists() else space_of(recipe)
     img_size = recipe.img_size or space.img_size
@@ -67,17 +90,25 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}
     facts |= {"pictures": {"train": len(pictures.train), "search": len(pictures.search)}}
     run.check(recipe, facts)
-    steps, tell = max(1, round(recipe.train.epochs * steps_per_epoch)), teller(console)
+    tell = teller(console)
     own, table = identity_of(run, recipe, space, len(pictures.classes), img_size, world, tell)
     facts |= {"identity": own.sampling.identity} if own is not recipe else {}
+    steps = count_steps(recipe, steps_per_epoch)
     build = functools.partial(build_trainer, own, space, pictures.classes, steps, steps_per_epoch, world, tell=tell)
     tell_if_busy(tell)
 
-    trainer = None
-    if not run.recipe_file.exists():  # what is wrong with the settings is found before anything is written
+    trainer, fresh = None, not run.recipe_file.exists()
+    if fresh:  # what is wrong with the settings is found before anything is written
         trainer = build()
         check_no_decay(recipe.optimizer.no_decay, trainer.net)
         rehearse(trainer, pictures, img_size)
+        if minutes is not None:
+            costs, trainer = measure(trainer, pictures, img_size, minutes), None
+            spent = world.first_says(watch.seconds)
+            recipe, own = (choose(one, costs, steps_per_epoch, minutes, spent) for one in (recipe, own))
+            facts["time"] = {"minutes": minutes, "seconds": spent, "costs": vars(costs)}
+            steps = count_steps(recipe, steps_per_epoch)
+            build = functools.partial(build_trainer, own, space, pictures.classes, steps, steps_per_epoch, world)
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(recipe, space, facts)
@@ -88,6 +119,8 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
         found = _newest(run, world, tell)
         trainer = trainer or build(warm=found is None)
         done = found.step if found is not None else 0
+        keeper = _keeper(run, trainer, found, watch, fresh)
+        steps = trainer.timetable.steps(done)
         if found is not None:
             with files.understood(run.checkpoints, f"delete the checkpoint of step {done} there"):
                 trainer.restore(found)
@@ -95,13 +128,43 @@ def _train(recipe: Recipe, spec: str, folder: Path, world: World, console: Conso
         if done >= steps and run.supernet_file.exists():
             tell(f"{run.folder} is already trained ({steps} steps)")
             return run
-        _Loop(run, trainer, pictures, img_size, console, done).go()
+        if keeper is not None:
+            left = keeper.seconds - watch.seconds
+            epochs = f"{steps / steps_per_epoch:.3g} epochs ({steps} steps)"
+            tell(f"{epochs} for {say_time(keeper.seconds)}, ends at about {say_end(left)}")
+        _Loop(run, trainer, pictures, img_size, console, done, keeper).go()
         if world.first:
             require_finite(trainer.best)
-            about = {"step": steps, "mean": recipe.data.mean, "std": recipe.data.std}
+            last = trainer.timetable.steps(trainer.timetable.decided)
+            about = {"step": last, "mean": recipe.data.mean, "std": recipe.data.std}
             save_supernet(trainer.best, run.supernet_file, pictures.classes, **about)
         world.wait()
     return run
+
+
+def _as_begun(run: Run, recipe: Recipe, minutes: float | None) -> Recipe:
+    """The recipe with the epochs that a run chose when it began: it does not choose again."""
+    if minutes is None or not run.recipe_file.exists():
+        return recipe
+    known, chosen = run.facts().get("time"), run.recipe()
+    if known is None or known["minutes"] != minutes:
+        was = "without a time" if known is None else f"with {known['minutes']:g} minutes"
+        raise RunError(f"{run.folder} was begun {was}, not with {minutes:g} minutes: go on with the same words")
+    return with_epochs(recipe, chosen.train.epochs, chosen.optimizer.warmup_epochs)
+
+
+def _keeper(run: Run, trainer: Trainer, found: Checkpoint | None, watch: Stopwatch, fresh: bool) -> Timekeeper | None:
+    """Of a run that time set the epochs of; what its processes spent before this one counts."""
+    if (known := run.facts().get("time")) is None:
+        return None
+    table = trainer.timetable = Timetable.read(run.folder, trainer.steps)
+    if not fresh:
+        saved = [float(found.rest.get("seconds", 0.0))] if found is not None else []
+        watch.before = max([known["seconds"], *(r.seconds for r in table.revisions), *saved])
+    own = trainer.recipe.watch
+    every = own.every * trainer.steps_per_epoch
+    costs = Costs(**known["costs"])
+    return Timekeeper(known["minutes"], table, watch, costs, every, own.checkpoint_seconds)
 
 
 def require_finite(net: Network) -> None:
@@ -129,95 +192,6 @@ def _newest(run: Run, world: World, tell: Tell) -> Checkpoint | None:
     return found
 
 
-def rehearse(trainer: Trainer, pictures: data.DataSet, img_size: int) -> None:
-    """The first batch through the networks of the first step, without a trace: what only shows there is told before a
-    run is begun."""
-    with closing(_batches(trainer, pictures, img_size, 0, 0)) as batches:
-        trainer.rehearse(next(iter(batches)))
-
-
-def check_settings(recipe: Recipe, spec: str) -> None:
-    """Refuse what a training with these settings, from whatever weights, would stop at. Nothing is written."""
-    space, world = space_of(recipe), World.join()
-    img_size = recipe.img_size or space.img_size
-    pictures = data.load(spec, recipe.data, img_size)
-    per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
-    steps = max(1, round(recipe.train.epochs * per_epoch))
-    trainer = build_trainer(recipe, space, pictures.classes, steps, per_epoch, world, warm=False)
-    check_no_decay(recipe.optimizer.no_decay, trainer.net)
-    rehearse(trainer, pictures, img_size)
-
-
-def _batches(
-    trainer: Trainer, pictures: data.DataSet, img_size: int, epoch: int, start: int
-) -> data.Prefetcher[data.Batch]:
-    """The rest of an epoch."""
-    recipe, world = trainer.recipe, trainer.world
-    return data.train_batches(
-        pictures.train, recipe.data, recipe.mix, img_size, seed=recipe.seed, epoch=epoch,
-        batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
-        patch_grid=trainer.net.patch_grid(img_size) if recipe.mix.patches != "off" else None,
-    )  # fmt: skip
-
-
-def identity_of(
-    run: Run, recipe: Recipe, space: Space, num_classes: int, img_size: int, world: World, tell: Tell
-) -> tuple[Recipe, LatencyTable | None]:
-    """The recipe with the probability of identities itself, where that depends on what is measured: measured once, by
-    the first process; a run that goes on has it among its facts, and so draws the same networks."""
-    found, table = None, None
-    if run.recipe_file.exists():
-        found = run.facts().get("identity")
-    elif world.first and (
-        measured := measured_identity(space, recipe, num_classes, img_size, str(world.device).partition(":")[0])
-    ):
-        found, table = measured
-        tell(f"identities are drawn with probability {found:g}, by the times of {table.fit.networks} networks")
-    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.device)
-    world.spread([shared])
-    if math.isnan(probability := float(shared)):
-        return recipe, None
-    sampling = recipe.sampling.model_copy(update={"identity": probability})
-    return recipe.model_copy(update={"sampling": sampling}), table
-
-
-def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
-    """The network that a recipe trains, without any weight in memory."""
-    return skeleton(space_of(recipe), num_classes, (("patch_head", True),) if recipe.mix.patches != "off" else ())
-
-
-def build_trainer(
-    recipe: Recipe, space: Space, classes: Sequence[str], steps: int, steps_per_epoch: int, world: World, *,
-    warm: bool = True, tell: Tell = lambda text: None,
-) -> Trainer:  # fmt: skip
-    """The network and the trainer that a recipe describes, before the first step; ``warm``: with the weights that the
-    recipe starts from (a run that goes on has its own)."""
-    settings = recipe.train
-    if recipe.mix.patches != "off" and not family(space.family).patch_head_possible:
-        needed = "networks with a patch head (family vit_res)"
-        raise SuperformerError(f"mix.patches needs {needed}, not {space.family}: set mix.patches=off")
-    if settings.channel_sort and recipe.sharing != "ordinal":
-        why = f"{recipe.sharing} sharing has no first ones"
-        raise SuperformerError(f"train.channel_sort puts the best channels first; {why}: set it to 0")
-    networks = recipe.sampling.networks
-    if recipe.sampling.rule == "multi" and settings.batch_size % (networks * settings.accumulate * world.size):
-        raise SuperformerError(
-            f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
-            f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
-        )
-    own_size = recipe.loss.teacher_size == "own"
-    teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes, own_size)
-    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    drops = {"drop_path": settings.drop_path, "dropout": settings.dropout}
-    net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
-    if warm and (report := from_settings(net, recipe.start)) is not None:
-        tell(report.text())
-    net.to(world.device).train()
-    if settings.sync_norm and world.size > 1:
-        synchronise(net)
-    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in teachers])
-
-
 @dataclass
 class _Loop:
     """The steps of a run, and what happens between them."""
@@ -228,11 +202,12 @@ class _Loop:
     img_size: int
     console: Console
     done: int
+    keeper: Timekeeper | None = None
 
     def go(self) -> None:
         trainer = self.trainer
-        self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.steps
-        self.per_epoch = trainer.steps_per_epoch
+        self.recipe, self.world, self.steps = trainer.recipe, trainer.world, trainer.timetable.steps(self.done)
+        self.per_epoch, self.told = trainer.steps_per_epoch, self.steps
         tell = teller(self.console)
         self.metrics = Metrics(self.run.metrics_file, self.done, tell) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
@@ -250,28 +225,57 @@ class _Loop:
         """The rest of an epoch."""
         recipe, world, trainer = self.recipe, self.world, self.trainer
         epoch, at = divmod(self.done, self.per_epoch)
-        if at == 0 and self.done < recipe.train.channel_sort * self.steps:
+        if at == 0 and trainer.timetable.at(self.done) < recipe.train.channel_sort * trainer.steps:
             self._sort()
-        batches = _batches(trainer, self.pictures, self.img_size, epoch, at)
+        batches = epoch_batches(trainer, self.pictures, self.img_size, epoch, at)
         with closing(batches):
             for batch in batches:
                 start = time.monotonic()
                 outcome = trainer.step(self.done, batch)
                 self.done += 1
                 self.pace.note(recipe.train.batch_size, time.monotonic() - start, batches.waited)
+                if self.keeper is not None:
+                    self._keep_time(self.keeper)
                 self._tell(outcome)
                 if outcome.bad is not None:
                     self._tell_skipped(outcome.bad)
                 if world.first and self._check_due():
-                    self._check()
+                    self._timed("check", self._check)
                 if world.first and (self._save_due() or self.interrupt.asked):
-                    save_checkpoint(self.run.checkpoints, trainer.checkpoint(self.done), recipe.watch.keep)
-                    self.saved = time.monotonic()
+                    self._timed("save", self._save)
                 if self.interrupt.asked and self.done < self.steps:
                     what = f"interrupted after step {self.done} of {self.steps}"
                     raise StoppedError(f"{what}: the same command goes on from here")
                 if self.done >= self.steps:
                     break
+
+    def _keep_time(self, keeper: Timekeeper) -> None:
+        """Revise how many steps there are, if they would not end in time; all processes alike."""
+        table, world = keeper.table, self.world
+        found = keeper.stepped(self.done) if world.first else None
+        if (steps := int(world.first_says(-1 if found is None else found.steps))) >= 0:
+            revision = found or Revision(self.done, steps, keeper.watch.seconds)
+            table.revise(self.run.folder if world.first else None, revision)
+        if (now := table.steps(self.done)) != self.steps:
+            if abs(now - self.told) > TOLD * self.told:
+                self.display.note(f"step {self.done}: {now} steps fit into the time, not {self.told}")
+                self.told = now
+            self.display.revise(now)
+            self.steps = now
+
+    def _timed(self, kind: str, work: Callable[[], None]) -> None:
+        start = time.monotonic()
+        work()
+        if self.keeper is not None:
+            self.keeper.other(kind, time.monotonic() - start)
+
+    def _save(self) -> None:
+        """A checkpoint; where time counts, with what was spent of it."""
+        checkpoint = self.trainer.checkpoint(self.done)
+        if self.keeper is not None:
+            checkpoint = replace(checkpoint, rest={**checkpoint.rest, "seconds": self.keeper.watch.seconds})
+        save_checkpoint(self.run.checkpoints, checkpoint, self.recipe.watch.keep)
+        self.saved = time.monotonic()
 
     def _sort(self) -> None:
         """ViT-ResNAS's released "rewiring": at the start of an epoch heads and hidden units are sorted by importance;
@@ -317,13 +321,9 @@ class _Loop:
 
     def _check(self) -> None:
         """The accuracy of the watched sub-networks on the search split."""
-        recipe, pictures, trainer = self.recipe, self.pictures, self.trainer
-        limits = self.img_size, recipe.watch.pictures, self.world.device
-        judge = Evaluator.of(trainer.best, recipe, pictures, pictures.search, *limits)
-        archs = watched(trainer.net.space, recipe.watch.networks, recipe.seed)
-        found = dict(zip(archs, judge(list(archs.values())), strict=True))
+        found = check_networks(self.trainer, self.pictures, self.img_size)
         assert self.metrics is not None
-        self.metrics.write("health", self.done, accuracy=found, skipped=trainer.guard.skipped)
+        self.metrics.write("health", self.done, accuracy=found, skipped=self.trainer.guard.skipped)
         told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.items())
         self.display.note(f"epoch {self.done / self.per_epoch:.4g}: accuracy on the search split {told}")
 

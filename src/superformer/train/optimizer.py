@@ -230,7 +230,8 @@ def decay_used(optimizer: TorchOptimizer) -> None:
 
 
 class Schedule:
-    """The learning rate of each step; it depends on nothing but the step's number."""
+    """The learning rate of each step; it depends on nothing but where in the training the step is: its number, or
+    between two of them, where time set the number of steps (`superformer.train.time_budget`)."""
 
     def __init__(self, optimizer: TorchOptimizer, settings: Optimizer, steps: int, steps_per_epoch: int):
         self.optimizer, self.settings = optimizer, settings
@@ -238,7 +239,7 @@ class Schedule:
         warm: dict[str, Any] = {"warmup_t": self.warmup, "warmup_lr_init": settings.warmup_lr, "t_in_epochs": False}
         self.cosine = CosineLRScheduler(optimizer, t_initial=max(steps, 1), lr_min=settings.min_lr, **warm)
 
-    def set(self, step: int) -> float:
+    def set(self, step: float) -> float:
         """Set the rate of a step."""
         if self.settings.schedule == "constant" and step >= self.warmup:
             for group in self.optimizer.param_groups:

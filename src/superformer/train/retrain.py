@@ -25,15 +25,17 @@ from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.families.network import Network
 from superformer.files import CONFIG
-from superformer.progress import quiet, teller
+from superformer.progress import quiet, take_begin, teller
 from superformer.recipes import Recipe, Retraining, from_tree, read_changes, retrain_recipe
 from superformer.runs import Run, note_command, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import StoredNetwork, load_network, load_supernet, save_network
 from superformer.space.arch import Arch
 from superformer.space.schema import family
-from superformer.train.loop import check_settings, recipe_skeleton, train
+from superformer.train.loop import train
 from superformer.train.optimizer import unmatched
+from superformer.train.preparation import check_settings, recipe_skeleton
+from superformer.train.time_budget import Stopwatch, check_minutes
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,35 @@ class Retrained:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training of one network. ``origin``: what it begins with, for the table."""
+    """A training of one network. ``origin``: what it begins with, for the table; ``minutes``: that it has."""
 
     run: Run
+    recipe: Recipe
     arch: Arch
     seed: int
+    start: Path | Run | None
     origin: str
     seconds: float = 0.0
+    minutes: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, compared with others of the same network."""
+        return self.recipe.train.epochs * self.arch.resolution**2
 
 
 def retrain(
-    folder: str | Path, which: str = "best", *changes: str, seeds: int = 1, console: Console | None = None
-) -> Retrained:
+    folder: str | Path, which: str = "best", *changes: str, seeds: int = 1, console: Console | None = None,
+    minutes: float | None = None,
+) -> Retrained:  # fmt: skip
     """Train a sub-network of a run by itself; killed, the same call goes on.
 
     ``which``: best, smallest, largest, a key of the front, or a file. ``changes``: ``weights=scratch``,
     ``img_size=384`` and any setting of the recipe; for larger pictures the settings are those of the tuning, and the
     training before it is the recipe's. ``seeds``: so many trainings, from the recipe's seed on; the network is the
-    first one's, not the best on the test pictures."""
+    first one's, not the best on the test pictures. ``minutes``: for all of it; trainings have as many epochs as fit."""
+    check_minutes(minutes)
+    watch = Stopwatch(start=take_begin())
     if seeds < 1:
         raise SuperformerError(f"retraining needs at least one seed, not {seeds}")
     run = Run.open(folder)
@@ -73,11 +86,18 @@ def retrain(
     inside, world = World.joined(), World.join()
     try:
         if not _last(run, arch, asked).recipe_file.exists():
-            check_settings(without_dead_words(run, _recipe(run, arch, asked)), run.facts()["data"])
+            own = without_dead_words(run, _recipe(run, arch, asked))
+            check_settings(own, run.facts()["data"], None if minutes is None else minutes / seeds)
         if world.first:
             note_command(run.folder)
         inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
-        done = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited, console) for k in range(seeds)]
+        judging = watch.seconds
+        rows = [_row(run, load_network(inherited).net, which, "inherited", of=arch.key)] if world.first else []
+        judging = watch.seconds - judging
+        each = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited) for k in range(seeds)]
+        if minutes is not None:
+            each = _share(each, 60 * minutes - world.first_says(watch.seconds), world.first_says(judging))
+        done = [[_trained(run, stage, console) for stage in stages] for stages in each]
     finally:
         if not inside:
             world.leave()
@@ -85,7 +105,6 @@ def retrain(
     if not world.first:
         return Retrained(model, [])
 
-    rows = [_row(run, load_network(inherited).net, which, "inherited", of=arch.key)]
     for stages in zip(*done, strict=True):  # the same training of every seed
         rows.append(_row_of_seeds(run, which, asked.weights, stages, arch.key))
     table, seed = run.folder / "retrained.json", run.recipe().seed
@@ -133,9 +152,9 @@ def _recipe(run: Run, arch: Arch, asked: Retraining, *, first: bool = False) -> 
     return retrain_recipe(run.recipe(), wanted, asked, words, macs, f"{run.folder} retrained", larger)
 
 
-def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: Console | None) -> list[_Stage]:
-    """Train with one seed: at the network's own size and then, if they are larger, with the pictures that are asked
-    for. What is there already is used, what is half done goes on."""
+def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path) -> list[_Stage]:
+    """The trainings with one seed: at the network's own size and then, if they are larger, with the pictures that are
+    asked for. What is there already is used, what is half done goes on."""
     wanted, last, stages = _at(arch, asked.img_size), _last(run, arch, asked), list[_Stage]()
     earlier = last.recipe_file.exists() and last.earlier_version
     start: Path | Run | None = None
@@ -148,19 +167,36 @@ def _stages(run: Run, arch: Arch, asked: Retraining, inherited: Path, console: C
     if wanted.resolution > arch.resolution and not asked.start and not earlier:  # earlier, inherited weights were tuned
         first = _last(run, arch, asked, arch.resolution)
         own = first.recipe() if first.recipe_file.exists() else _recipe(run, arch, asked, first=True)  # whatever words
-        stages.append(_trained(run, own, _Stage(first, arch, asked.seed, origin), start, console))
+        stages.append(_Stage(first, own, arch, asked.seed, start, origin))
         start, origin = first, f"{asked.weights}, {arch.resolution} pixels"
     own = _recipe(run, arch, asked)
     if earlier:  # it keeps its settings; words must not change them
         own = from_tree(last.recipe().model_dump(mode="json"), f"{run.folder} retrained", asked.changes)
-    return [*stages, _trained(run, own, _Stage(last, wanted, asked.seed, origin), start, console)]
+    return [*stages, _Stage(last, own, wanted, asked.seed, start, origin)]
 
 
-def _trained(run: Run, recipe: Recipe, stage: _Stage, start: Path | Run | None, console: Console | None) -> _Stage:
+def _share(each: list[list[_Stage]], left: float, judging: float) -> list[list[_Stage]]:
+    """The trainings, with the time that each has: those that were begun what they were given, the others shares of what
+    is ``left`` without ``judging`` each network at the end."""
+    stages = [stage for own in each for stage in own]
+    known = {id(s): s.run.facts().get("time", {}).get("minutes") for s in stages if s.run.recipe_file.exists()}
+    left -= 60 * sum(minutes for minutes in known.values() if minutes is not None) + judging * len(stages)
+    new = sum(s.weight for s in stages if id(s) not in known)
+    if new and left <= 0:
+        begun = f"{len(known)} of {len(stages)} trainings were begun"
+        raise SuperformerError(f"the time is too short: {begun}, and nothing is left for the others; give more minutes")
+
+    def timed(stage: _Stage) -> _Stage:
+        return replace(stage, minutes=known.get(id(stage), left * stage.weight / max(new, 1e-9) / 60))
+
+    return [list(map(timed, own)) for own in each]
+
+
+def _trained(run: Run, stage: _Stage, console: Console | None) -> _Stage:
     begun, there = time.monotonic(), stage.run.supernet_file.exists()
     tell = teller(quiet(console if World.join().first else None))
     tell(f"{stage.arch.key}, {stage.arch.resolution} pixels, seed {stage.seed}, from {stage.origin or 'new weights'}")
-    train_network(run, recipe, stage.run.folder, start, console)
+    train_network(run, stage.recipe, stage.run.folder, stage.start, console, stage.minutes)
     return replace(stage, seconds=0.0 if there else time.monotonic() - begun)
 
 
@@ -213,8 +249,9 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
 
 
 def train_network(
-    run: Run, recipe: Recipe, home: Path, start: Path | Run | None, console: Console | None = None
-) -> Run:
+    run: Run, recipe: Recipe, home: Path, start: Path | Run | None, console: Console | None = None,
+    minutes: float | None = None,
+) -> Run:  # fmt: skip
     """Train the network of a recipe (`superformer.recipes`) in ``home``, from the weights of the network in
     ``start`` if there is one: its folder, or the run that trained it, which also has heads that only training needs.
     Killed, the same call goes on."""
@@ -224,7 +261,7 @@ def train_network(
         given = {"run": str(start.folder)} if isinstance(start, Run) else {"network": str(start)}
         changes["start"] = own.recipe().start if begun else recipe.start.model_copy(update=given)
     changed = without_dead_words(run, recipe).model_copy(update=changes)
-    return train(changed, run.facts()["data"], home, console=console)
+    return train(changed, run.facts()["data"], home, console=console, minutes=minutes)
 
 
 def without_dead_words(run: Run, recipe: Recipe) -> Recipe:

@@ -80,18 +80,19 @@ class Sampler:
         self._spaces: dict[tuple[int, ...], Space] = {}
         self._drawn: tuple[tuple[object, int], list[Arch]] | None = None
 
-    def turns(self, step: int) -> list[Turn]:
-        """The passes of a step, in order."""
+    def turns(self, step: int, at: float | None = None) -> list[Turn]:
+        """The passes of a step, in order; ``at``: where in the training it is, if its number does not say."""
         if step < 0:
             raise SuperformerError(f"steps are counted from 0, not {step}")
-        sides, drawn = SIDES if self.settings.sides == "both" else SIDES[:1], self._random(step)
+        place = step if at is None else int(at)
+        sides, drawn = SIDES if self.settings.sides == "both" else SIDES[:1], self._random(step, place)
         if self.settings.sides == "random":
             sides = (SIDES[int(np.random.default_rng([self.seed, SIDE, step]).integers(2))],)
         if self.settings.rule == "multi":
             return [Turn(tuple(drawn), sides)]
         if self.settings.rule == "single":
             return [Turn((drawn[0],), sides)]
-        smallest = self.space_at(step).smallest()
+        smallest = self.space_at(place).smallest()
         return [Turn((self.space.largest(),), sides, "largest"), *(Turn((arch,), sides) for arch in (smallest, *drawn))]
 
     def covers_all(self) -> bool:
@@ -102,12 +103,12 @@ class Sampler:
         used = cost(self.space, self.space.largest(), self.num_classes).params[0]
         return bool(used == sum(p.numel() for p in skeleton(self.space, self.num_classes).parameters()))
 
-    def _random(self, step: int) -> list[Arch]:
+    def _random(self, step: int, place: int) -> list[Arch]:
         """Independent draws. (ViT-ResNAS's released code draws the networks of one device without replacement from each
         list.)"""
         block, at = divmod(step, BLOCK)
-        space = self.space_at(step)
-        key = (space.name, self._level(step) if step < self.warmup_steps else None), block
+        space = self.space_at(place)
+        key = (space.name, self._level(place) if place < self.warmup_steps else None), block
         if self._drawn is None or self._drawn[0] != key:
             rng = np.random.default_rng([self.seed, ARCHS, block])
             self._drawn = key, self._draw(space, BLOCK * self.random, rng)

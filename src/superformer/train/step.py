@@ -19,6 +19,7 @@ from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
 from superformer.train import losses, optimizer
 from superformer.train.sampling import Sampler, Turn
+from superformer.train.time_budget import Timetable
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Guard:
 
 @dataclass
 class Trainer:
-    """A supernet and all that changes with it from step to step."""
+    """A supernet and all that changes with it from step to step. ``steps``: as they were planned; a ``timetable`` may
+    have other ones."""
 
     net: Network
     recipe: Recipe
@@ -70,6 +72,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         recipe, net = self.recipe, self.net
+        self.timetable = Timetable(self.steps)
         self.sampler = Sampler(net.space, recipe, net.num_classes, self.steps)
         self.plain_decay = recipe.optimizer.decay_unused or self.sampler.covers_all()
         self.optimizer = optimizer.build(net, recipe.optimizer, decay=self.plain_decay)
@@ -92,13 +95,14 @@ class Trainer:
 
     def _step(self, n: int, batch: Batch) -> Outcome:
         recipe, net, settings = self.recipe, self.net, self.recipe.gradients
-        lr = self.schedule.set(n)
+        at = self.timetable.at(n)
+        lr = self.schedule.set(at)
         statistics = [b.clone() for b in self.buffers]  # of batch norms, which a skipped step gives back
 
         # 1. The turns of this step, and whether the largest network's gradients are kept apart from the others'.
-        turns = self.sampler.turns(n)
+        turns = self.sampler.turns(n, at)
         largest = sum(turn.role == "largest" for turn in turns)
-        project = settings.rule == "project" and n >= settings.start * self.steps
+        project = settings.rule == "project" and at >= settings.start * self.steps
         measure = largest > 0 and bool(recipe.watch.conflicts) and n % recipe.watch.conflicts == 0
         apart = 0 < largest < len(turns) and (project or measure or settings.clip_subnets is not None)
 

@@ -1,0 +1,162 @@
+"""What a training needs before its first step: the network and its trainer, the first batch, what a step costs."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from superformer import data
+from superformer.cost.latency_table import LatencyTable
+from superformer.errors import SuperformerError
+from superformer.evaluation.evaluator import Evaluator
+from superformer.families.network import Network
+from superformer.progress import Tell
+from superformer.recipes import Recipe, space_of
+from superformer.runs import Run
+from superformer.runs.processes import World, synchronise
+from superformer.runs.storage import save_checkpoint
+from superformer.space import Space
+from superformer.space.costs import skeleton
+from superformer.space.schema import family
+from superformer.spaces import supernet
+from superformer.train.display import watched
+from superformer.train.losses import load_teachers
+from superformer.train.optimizer import check_no_decay
+from superformer.train.sampling import measured_identity
+from superformer.train.step import Trainer
+from superformer.train.time_budget import LEAST_STEPS, MEASURED, MOST_MEASURED, Costs, Stopwatch, choose, measured_steps
+from superformer.train.warm_start import from_settings
+
+
+def count_steps(recipe: Recipe, per_epoch: int) -> int:
+    """Of a whole training."""
+    return max(1, round(recipe.train.epochs * per_epoch))
+
+
+def rehearse(trainer: Trainer, pictures: data.DataSet, img_size: int) -> None:
+    """The first batch through the networks of the first step, without a trace: what only shows there is told before a
+    run is begun."""
+    with closing(epoch_batches(trainer, pictures, img_size, 0, 0)) as batches:
+        trainer.rehearse(next(iter(batches)))
+
+
+def check_settings(recipe: Recipe, spec: str, minutes: float | None = None) -> None:
+    """Refuse what a training with these settings, from whatever weights, would stop at; ``minutes``: and too little
+    time. Nothing is written."""
+    space, world = space_of(recipe), World.join()
+    img_size = recipe.img_size or space.img_size
+    pictures = data.load(spec, recipe.data, img_size)
+    per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
+    steps = count_steps(recipe, per_epoch)
+    trainer = build_trainer(recipe, space, pictures.classes, steps, per_epoch, world, warm=False)
+    check_no_decay(recipe.optimizer.no_decay, trainer.net)
+    rehearse(trainer, pictures, img_size)
+    if minutes is not None:
+        choose(recipe, measure(trainer, pictures, img_size, minutes / 4), per_epoch, minutes, 0.0)
+
+
+def epoch_batches(
+    trainer: Trainer, pictures: data.DataSet, img_size: int, epoch: int, start: int
+) -> data.Prefetcher[data.Batch]:
+    """The rest of an epoch."""
+    recipe, world = trainer.recipe, trainer.world
+    return data.train_batches(
+        pictures.train, recipe.data, recipe.mix, img_size, seed=recipe.seed, epoch=epoch,
+        batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
+        patch_grid=trainer.net.patch_grid(img_size) if recipe.mix.patches != "off" else None,
+    )  # fmt: skip
+
+
+def identity_of(
+    run: Run, recipe: Recipe, space: Space, num_classes: int, img_size: int, world: World, tell: Tell
+) -> tuple[Recipe, LatencyTable | None]:
+    """The recipe with the probability of identities itself, where that depends on what is measured: measured once, by
+    the first process; a run that goes on has it among its facts, and so draws the same networks."""
+    found, table = None, None
+    if run.recipe_file.exists():
+        found = run.facts().get("identity")
+    elif world.first and (
+        measured := measured_identity(space, recipe, num_classes, img_size, str(world.device).partition(":")[0])
+    ):
+        found, table = measured
+        tell(f"identities are drawn with probability {found:g}, by the times of {table.fit.networks} networks")
+    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.device)
+    world.spread([shared])
+    if math.isnan(probability := float(shared)):
+        return recipe, None
+    sampling = recipe.sampling.model_copy(update={"identity": probability})
+    return recipe.model_copy(update={"sampling": sampling}), table
+
+
+def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
+    """The network that a recipe trains, without any weight in memory."""
+    return skeleton(space_of(recipe), num_classes, (("patch_head", True),) if recipe.mix.patches != "off" else ())
+
+
+def build_trainer(
+    recipe: Recipe, space: Space, classes: Sequence[str], steps: int, steps_per_epoch: int, world: World, *,
+    warm: bool = True, tell: Tell = lambda text: None,
+) -> Trainer:  # fmt: skip
+    """The network and the trainer that a recipe describes, before the first step; ``warm``: with the weights that the
+    recipe starts from (a run that goes on has its own)."""
+    settings = recipe.train
+    if recipe.mix.patches != "off" and not family(space.family).patch_head_possible:
+        needed = "networks with a patch head (family vit_res)"
+        raise SuperformerError(f"mix.patches needs {needed}, not {space.family}: set mix.patches=off")
+    if settings.channel_sort and recipe.sharing != "ordinal":
+        why = f"{recipe.sharing} sharing has no first ones"
+        raise SuperformerError(f"train.channel_sort puts the best channels first; {why}: set it to 0")
+    networks = recipe.sampling.networks
+    if recipe.sampling.rule == "multi" and settings.batch_size % (networks * settings.accumulate * world.size):
+        raise SuperformerError(
+            f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
+            f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
+        )
+    own_size = recipe.loss.teacher_size == "own"
+    teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes, own_size)
+    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
+    drops = {"drop_path": settings.drop_path, "dropout": settings.dropout}
+    net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
+    if warm and (report := from_settings(net, recipe.start)) is not None:
+        tell(report.text())
+    net.to(world.device).train()
+    if settings.sync_norm and world.size > 1:
+        synchronise(net)
+    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in teachers])
+
+
+def check_networks(trainer: Trainer, pictures: data.DataSet, img_size: int) -> dict[str, float]:
+    """The accuracy of the watched sub-networks on the search split."""
+    recipe = trainer.recipe
+    limits = img_size, recipe.watch.pictures, trainer.world.device
+    judge = Evaluator.of(trainer.best, recipe, pictures, pictures.search, *limits)
+    archs = watched(trainer.net.space, recipe.watch.networks, recipe.seed)
+    return dict(zip(archs, judge(list(archs.values())), strict=True))
+
+
+def measure(trainer: Trainer, pictures: data.DataSet, img_size: int, minutes: float) -> Costs:
+    """What a step, with its pictures, a check and a checkpoint cost now. The trainer is worn out by it."""
+    world, watch, steps, times = trainer.world, Stopwatch(), measured_steps(trainer.steps), list[float]()
+    most, check, save = min(60 * MEASURED * minutes, MOST_MEASURED), 0.0, 0.0
+    with closing(epoch_batches(trainer, pictures, img_size, 0, 0)) as batches:
+        for batch, n in zip(batches, steps, strict=False):
+            trainer.step(n, batch)
+            times.append(watch.seconds)
+            if len(times) >= LEAST_STEPS and world.first_says(watch.seconds) > most:
+                break
+    if world.first and len(pictures.search):
+        start = watch.seconds
+        check_networks(trainer, pictures, img_size)
+        check = watch.seconds - start
+    if world.first:
+        start = watch.seconds
+        with tempfile.TemporaryDirectory() as folder:
+            save_checkpoint(Path(folder), trainer.checkpoint(0), 1)
+        save = watch.seconds - start
+    step = (times[-1] - times[0]) / max(len(times) - 1, 1) or times[0]  # the first one makes things ready
+    return Costs(*(world.first_says(value) for value in (step, check, save)))
