@@ -1,7 +1,7 @@
 """The command line. It reads words, calls the library and prints; it holds no logic of its own.
 
-`arguments` has what commands share, `fit` and `find` the ways from a network and from pictures to a network, `use` what is published or found,
-`devices` what was measured elsewhere."""
+`arguments` has what commands share, `fit` the way from a pretrained network to faster ones, `find` from pictures to a
+network, `use` what is published or found, `devices` measuring elsewhere."""
 
 from __future__ import annotations
 

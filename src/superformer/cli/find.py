@@ -130,8 +130,8 @@ def retrain(
     with computing():
         from superformer.train.retrain import retrain as run_retraining
 
-        shown = progress_console(as_json)
-        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=shown, minutes=time)
+        told = progress_console(as_json)
+        done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=told, minutes=time)
     if as_json:
         print(json.dumps(done.rows))
         return

@@ -26,13 +26,13 @@ def fit(
     within the limit is in DIR/model. key=value words change the training of the supernet and of the networks,
     original.key=value words that of the original; --macs-max or --latency-max name a limit instead of a speed-up."""
     time = minutes_of(hours, minutes, changes)
-    limits = {"latency": latency_max and read_seconds(latency_max, "--latency-max")}
-    limits |= {"macs": macs_max and read_amount(macs_max, "--macs-max")}
+    latency = read_seconds(latency_max, "--latency-max") if latency_max is not None else None
+    macs = read_amount(macs_max, "--macs-max") if macs_max is not None else None
     with computing():
         from superformer.fit import Aim
         from superformer.fit import fit as run_fit
 
-        aim = Aim(**limits, speed_up=speed_up, networks=networks)
+        aim = Aim(latency, macs, speed_up=speed_up, networks=networks)
         shown = progress_console(as_json)
         found = run_fit(
             model, data, run, *(changes or []), aim=aim, checkpoint=checkpoint, img_size=img_size, minutes=time,

@@ -96,7 +96,8 @@ def fit(
     source = Source.of(model, checkpoint)
     size = img_size or source.size_for(data_spec)
     arch = source.arch(size)
-    before = room_below(arch, aim) if not (home / "original" / COST).exists() else stored.read(home / "original" / COST)
+    known = home / "original" / COST
+    before = stored.read(known) if known.exists() else room_below(arch, aim)
     with _chapter(shown, "1. The original, tuned on your pictures"):
         original = train(
             _original(source, arch, changes),

@@ -41,7 +41,8 @@ class Source:
             raise SuperformerError(f"{model} is there, and is no folder of a network ({CONFIG} and its weights)")
         start = Start(timm=model, checkpoint=checkpoint)
         net = from_timm_settings(start)
-        config = timm.get_pretrained_cfg(model, allow_unregistered=True).to_dict()
+        known = timm.get_pretrained_cfg(model, allow_unregistered=True)
+        config = known.to_dict() if known is not None else {}
         prepared = {k: list(config[k]) for k in ("mean", "std") if k in config}
         return Source(net, start, prepared | {k: config[k] for k in ("interpolation",) if k in config})
 

@@ -118,11 +118,11 @@ def unit_effects(net: Network, batches: Iterable[Tensor], seed: int = 0) -> tupl
     generator, pictures, training = torch.Generator().manual_seed(seed), 0, net.training
     net.eval()
     for batch in batches:
-        for x in batch.split(1):  # squares are those of single pictures
+        for x in torch.split(batch, 1):  # squares are those of single pictures
             net.zero_grad()
             logits = net(x)
             label = torch.multinomial(F.softmax(logits.detach(), -1), 1, generator=generator)[:, 0]
-            F.cross_entropy(logits, label).backward()
+            F.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
             for name, count, places in gates:
                 total[name] += torch.stack([_products(p, count) for p in places]).sum(0).square()
             pictures += 1
@@ -176,7 +176,7 @@ def _without_each(
     block is computed once for all."""
     whole: list[Tensor] = []
     without: list[list[Tensor]] = [[] for _ in tried]
-    for part in x.split(CHUNK):
+    for part in torch.split(x, CHUNK):
         now = _only(at, kept)
         y = net.embed(net.shared(part), now)
         for i, own in enumerate(kept):

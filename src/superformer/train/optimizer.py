@@ -245,5 +245,5 @@ class Schedule:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr
         else:
-            self.cosine.step_update(step)
+            self.cosine.step_update(step)  # type: ignore[arg-type]  # between two steps, where time is a budget
         return float(self.optimizer.param_groups[0]["lr"])
