@@ -112,7 +112,7 @@ def test_killed_after_the_original(
 def test_what_is_refused(network: Path, tmp_path: Path) -> None:
     cases = {
         "timm cannot make": ("no_such_network", {}),
-        "at most 100 macs": (str(network), {"aim": Aim(macs=100)}),
+        "at most 100 MACs; the least is": (str(network), {"aim": Aim(macs=100)}),
         "one limit": (str(network), {}),
     }
     for text, (model, words) in cases.items():

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from superformer import machine
 from superformer.elastic import masked
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, Visit, fixed
-from superformer.elastic.layers import Cell, Elastic, Linear
+from superformer.elastic.layers import Cell, Linear
 from superformer.elastic.positions import halved
 from superformer.errors import ArchError, SuperformerError, nearest
 from superformer.families import weights
@@ -320,7 +320,7 @@ class Network(TimmApi, nn.Module):
         net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
         generator = torch.Generator().manual_seed(seed)
         for module in net.modules():
-            reset(module, generator)
+            weights.reset(module, generator)
         return net
 
     @classmethod
@@ -352,16 +352,6 @@ class Network(TimmApi, nn.Module):
     def extract(self, arch: Arch, side: str = "left", **settings: Any) -> Self:
         """The stand-alone network of an architecture, with this supernet's weights (copied)."""
         return weights.extract(self, arch, side, **settings)
-
-
-def reset(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill the tensors that a module has itself with initial values."""
-    if isinstance(module, Elastic):
-        module.reset(generator)
-    elif isinstance(module, nn.BatchNorm2d):
-        module.reset_parameters()
-    elif isinstance(module, nn.Conv2d):
-        nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)
 
 
 class Pyramid(Network):

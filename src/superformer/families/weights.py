@@ -127,3 +127,13 @@ def absorb(net: Network, arch: Arch, state: Mapping[str, Tensor], side: str = "l
                 rows = piece.read().shape[0]
                 scatter(piece.tensor, piece.index, tensor[at : at + rows])
                 at += rows
+
+
+def reset(module: nn.Module, generator: torch.Generator) -> None:
+    """Fill the tensors that a module has itself with initial values."""
+    if isinstance(module, Elastic):
+        module.reset(generator)
+    elif isinstance(module, nn.BatchNorm2d):
+        module.reset_parameters()
+    elif isinstance(module, nn.Conv2d):
+        nn.init.kaiming_uniform_(module.weight, a=5**0.5, generator=generator)

@@ -12,7 +12,8 @@ from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPoo
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention as ClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from superformer.families.network import Network, reset
+from superformer.families.network import Network
+from superformer.families.weights import reset
 from superformer.interop.hf_config import SuperformerConfig
 from superformer.space import point
 from superformer.space.arch import Arch

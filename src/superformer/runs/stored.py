@@ -56,6 +56,12 @@ FILES = {
     "evolution.json": Stored({"spaces": [{"space": dict}]}, _anew.format("superformer evolve-space ... --run {run}")),
     "analysis.json": Stored({}, _anew.format("superformer analyse --run {run}")),
     "int8.json": Stored({"rows": [{"key": str, "how": str}]}, _anew.format("superformer bench {run} --int8")),
+    "original.json": Stored({"macs": NUMBER, "latency": NUMBER, "shrink": NUMBER}, _anew.format("superformer fit ...")),
+    "minutes.json": Stored(
+        {"supernet": NUMBER, "search": NUMBER, "retrain": NUMBER}, _anew.format("superformer fit ...")
+    ),
+    "orders.json": Stored({"units": dict, "blocks": [list]}, _anew.format("superformer fit ...")),
+    "fit.json": Stored({"cost": str, "limit": NUMBER, "table": [_row]}, _anew.format("superformer fit ...")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
 TABLE = Stored(
