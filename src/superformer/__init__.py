@@ -20,18 +20,22 @@ if not COMMAND:
     from superformer.draw import draw
     from superformer.elastic.conv import recalibrate
     from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
+    from superformer.fitting import Aim, fit
     from superformer.interop import official
     from superformer.interop.timm import register_model
+    from superformer.interop.timm_weights import from_timm, to_timm
     from superformer.recipes import resolve as recipe
     from superformer.runs import Run
     from superformer.space import Arch, Space, Stage, divided, ratio, times
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet
+    from superformer.spaces.around import space_around
     from superformer.train.loop import train
     from superformer.train.retrain import retrain
 
 __all__ = [
-    "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost",
-    "divided", "draw", "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe", "register_family",
-    "register_model", "retrain", "scaled", "sharing", "space", "spaces", "supernet", "times", "train",
+    "Aim", "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost",
+    "divided", "draw", "fit", "from_timm", "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe",
+    "register_family", "register_model", "retrain", "scaled", "sharing", "space", "space_around", "spaces", "supernet",
+    "times", "to_timm", "train",
 ]  # fmt: skip

@@ -29,8 +29,8 @@ def fit(
     latency = read_seconds(latency_max, "--latency-max") if latency_max is not None else None
     macs = read_amount(macs_max, "--macs-max") if macs_max is not None else None
     with computing():
-        from superformer.fit import Aim
-        from superformer.fit import fit as run_fit
+        from superformer.fitting import Aim
+        from superformer.fitting import fit as run_fit
 
         aim = Aim(latency, macs, speed_up=speed_up, networks=networks)
         shown = progress_console(as_json)

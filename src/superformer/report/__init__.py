@@ -1,7 +1,8 @@
 """The report of a run: one HTML file that needs nothing else.
 
-`inputs` reads the run's files; `search`, `training`, `analyses`, `deployment` and `reproduction` make the sections out
-of the pieces of `markup`; here they are put together with the style, the data and the scripts that draw the charts."""
+`inputs` reads the run's files; `search`, `fitted`, `training`, `analyses`, `deployment` and `reproduction` make the
+sections out of the pieces of `markup`; here they are put together with the style, the data and the scripts that draw
+the charts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from superformer import files
 from superformer.draw.sketch import SQUARES, WIDTHS
 from superformer.draw.svg import DARK, LIGHT
 from superformer.progress import Tell, teller
-from superformer.report import analyses, deployment, reproduction, search, training
+from superformer.report import analyses, deployment, fitted, reproduction, search, training
 from superformer.report.inputs import Inputs, points, read
 from superformer.report.markup import Markup, Section, joined, tag, text
 
@@ -48,6 +49,8 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
     sections = [
         search.headline(inputs),
         None if inputs.front else to_do,
+        fitted.networks(inputs),
+        fitted.order(inputs),
         front,
         deployment.comparison(inputs),
         deployment.retrained(inputs),

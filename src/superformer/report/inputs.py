@@ -104,6 +104,8 @@ class Inputs:
     bench: Row = field(default_factory=dict)
     int8: list[Row] = field(default_factory=list)
     analysis: Row = field(default_factory=dict)
+    fit: Row = field(default_factory=dict)
+    orders: Row = field(default_factory=dict)
     commands: list[Row] = field(default_factory=list)
     latency_table: LatencyTable | None = None
     throughput_table: LatencyTable | None = None
@@ -177,6 +179,8 @@ def read(folder: str | Path) -> Inputs:
         evolution=stored.read(run.folder / "evolution.json").get("spaces", []),
         retrained=stored.read(run.folder / "retrained.json").get("rows", []),
         comparison=stored.read(run.folder / "comparison.json").get("rows", []),
+        fit=stored.read(run.folder / "fit.json"),
+        orders=stored.read(run.folder / "orders.json"),
         bench=stored.read(run.folder / "bench.json"),
         int8=stored.read(run.folder / "int8.json").get("rows", []),
         analysis=analysis,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from superformer.errors import SuperformerError
+from superformer.families.network import Network
 from superformer.space.arch import Arch, Value, Values
 from superformer.space.schema import family
 from superformer.space.space import Space
@@ -22,7 +23,7 @@ LEAST_SPEED_UP, MOST_SPEED_UP = 1.05, 100.0
 
 
 def space_around(
-    arch: Arch, speed_up: float = 2.0, img_size: int | None = None, order: Sequence[Sequence[int]] = ()
+    network: Arch | Network, speed_up: float = 2.0, img_size: int | None = None, order: Sequence[Sequence[int]] = ()
 ) -> Space:
     """The space of a network and smaller ones, down to a ``speed_up`` times smaller cost and somewhat further.
 
@@ -32,6 +33,7 @@ def space_around(
     if not LEAST_SPEED_UP <= speed_up <= MOST_SPEED_UP:
         given = f"{speed_up:g}"
         raise SuperformerError(f"a speed-up is a factor from {LEAST_SPEED_UP} to {MOST_SPEED_UP:g}, not {given}")
+    arch = network if isinstance(network, Arch) else network.space.smallest()
     schema, down = family(arch.family).schema, 1 / (1.25 * math.sqrt(speed_up))
     if order and [sorted(o) for o in order] != [list(range(len(s.blocks))) for s in arch.stages]:
         raise SuperformerError("an order names every block of every stage once; this one is of another network")

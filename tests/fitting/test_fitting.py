@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import superformer as sf
-from superformer import fit as fitting
+from superformer import fitting
 from superformer.evaluation.evaluator import TrainedRun
-from superformer.fit import Aim, fit, pick, room_below
+from superformer.fitting import Aim, fit, pick, room_below
 from superformer.runs.storage import load_network, load_supernet, save_network
 from superformer.train import loop
 from superformer.train.importance import Orders
@@ -21,14 +21,9 @@ from superformer.train.warm_start import from_network
 BLOCK = {"heads": 3, "attn": sf.times(8, of="heads"), "mlp": 96}
 SPACE = sf.Space("one", "vit", (sf.Stage(BLOCK, depth=4),), {"patch_size": 2, "width": 48}, 8)
 WORDS = [f"{part}data.{key}" for part in ("", "original.") for key in ("augment=none", "mirror=0", "workers=0")]
-WORDS += [
-    "original.train.epochs=12",
-    "original.train.batch_size=16",
-    "original.optimizer.lr=3e-3",
-    "train.epochs=2",
-    "optimizer.lr=1e-3",
-]
-WORDS += ["search.population=8", "search.generations=3", "retrain.finetuned.train.epochs=1", "train.threads=1"]
+WORDS += ["original.train.epochs=7", "original.train.batch_size=16", "original.optimizer.lr=3e-3"]
+WORDS += ["train.epochs=1", "optimizer.lr=1e-3"]
+WORDS += ["search.population=6", "search.generations=2", "retrain.finetuned.train.epochs=1", "train.threads=1"]
 AIM = Aim(macs=400e3, networks=2)
 
 

@@ -28,7 +28,7 @@ from superformer.cost.latency_table import LatencyTable
 from superformer.errors import InfeasibleError, SuperformerError
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
-from superformer.fit.source import Source
+from superformer.fitting.source import Source
 from superformer.progress import Tell, quiet, teller
 from superformer.recipes import Recipe, from_tree, merged
 from superformer.runs import SUPERNET, Run, stored
@@ -126,7 +126,9 @@ def fit(
         rows = []
         for row in chosen:  # the winner last: it is the network that is handed over
             rows.append(retrain(home, row["key"], console=console, minutes=left["retrain"]).rows[-1])
-        result = {"limit": limit, "cost": aim.cost, "original": before, "table": _table(original, net, home, rows)}
+        table = _table(original, net, home, rows)
+        pictures = len(data.load(data_spec, original.recipe().data, size).test())
+        result = {"limit": limit, "cost": aim.cost, "original": before, "table": table, "pictures": pictures}
         files.write_object(home / "fit.json", result)
     return result
 

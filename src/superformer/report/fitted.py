@@ -1,0 +1,79 @@
+"""A pretrained network that was fitted: the original beside the faster ones, and what of it went first."""
+
+from __future__ import annotations
+
+import math
+
+from superformer.errors import amount
+from superformer.report import markup
+from superformer.report.inputs import Inputs, Row, cost_text, number, percent, seconds
+from superformer.report.markup import Section, axis, bars, chart_section, place, plot, series
+
+
+def networks(inputs: Inputs) -> Section | None:
+    """Test accuracy against time or MACs, the original among them."""
+    name = str(inputs.fit.get("cost"))
+    rows = [r for r in inputs.fit.get("table", []) if number(r.get("accuracy")) and number(r.get(name))]
+    if not rows:
+        return None
+    pictures = number(inputs.fit.get("pictures")) or 0
+    first = [r for r in rows if r.get("name") == "original"]
+    found = sorted((r for r in rows if r.get("name") != "original"), key=lambda r: float(r[name]))
+    label = f"Test accuracy against {name} of the original and of {len(found)} networks that were found"
+    lines = [
+        series(title, [r[name] for r in some], [100 * r["accuracy"] for r in some], style, colour)
+        for title, some, style, colour in (("found", found, "both", 0), ("original", first, "dots", 1))
+    ]
+    limit = number(inputs.fit.get("limit"))
+    x = axis("latency, one picture" if name == "latency" else "MACs", "seconds" if name == "latency" else "amount", 0)
+    chart = plot(label, x, axis("test accuracy", "percent"), lines, limit=limit)
+    columns = ["network", "test accuracy", "latency", "MACs", "parameters", "times as fast"]
+    table = markup.table(columns, [_cells(r, first, pictures) for r in rows], "Fitted networks", words=1)
+    told = (
+        "A pretrained network was tuned on the pictures (the original). A supernet around it, which begins with what "
+    )
+    told += "matters most of it, gave smaller ones; each was then trained by itself, with the original as its teacher. "
+    told += (
+        f"The winner has at most {cost_text(name, limit)} ({name}). Times are those of one picture, measured in turn."
+    )
+    if pictures:
+        told += f" Behind each accuracy: one standard error, on {int(pictures):,} test pictures."
+    return chart_section("fitted", "Fitted to your pictures", told, "The original and faster networks", chart, table)
+
+
+def _cells(row: Row, first: list[Row], pictures: float) -> list[str]:
+    own = float(row["accuracy"])
+    error = f" \u00b1 {100 * math.sqrt(own * (1 - own) / pictures):.1f}" if pictures else ""
+    faster = f"{first[0]['latency'] / row['latency']:.2f}" if first and number(row.get("latency")) else ""
+    costs = [seconds(row.get("latency")), amount(float(row["macs"])), amount(float(row["params"]))]
+    return [f"{row.get('name')} ({row.get('key')})", f"{percent(own)}{error}", *costs, faster]
+
+
+def order(inputs: Inputs) -> Section | None:
+    """How far predictions move without blocks, in the order in which these go."""
+    stages = list(zip(inputs.orders.get("blocks", []), inputs.orders.get("moved", []), strict=False))
+    rows = [
+        {
+            "name": f"block {p + 1}",
+            "group": f"stage {i + 1}" if len(stages) > 1 else None,
+            "value": value,
+            "colour": i % 4,
+        }
+        for i, (blocks, moved) in enumerate(stages)
+        for p, value in reversed(list(zip(blocks[len(blocks) - len(moved) :], moved, strict=True)))
+    ]
+    if not rows:
+        return None
+    chart = bars("How far predictions had moved when each block had gone", axis("KL divergence", "number", 0), rows)
+    told = (
+        "Blocks in the order in which they go, the first to go on top: how far the predictions of the tuned original "
+    )
+    told += "had moved without it and those above it, on training pictures. "
+    told += f"{len(inputs.orders.get('units', {}))} groups of heads, hidden units and channels were ordered, too, by "
+    told += "their effect on the loss (orders.json has all)."
+    return Section(
+        "order",
+        "What went first",
+        markup.several(markup.paragraph(told), place("order", "Blocks by importance")),
+        {"order": chart},
+    )
