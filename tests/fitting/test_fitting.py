@@ -82,6 +82,7 @@ def test_the_same_words_go_on(
 
     monkeypatch.setattr(loop._Loop, "go", never)
     monkeypatch.setattr(fitting, "measure", never)
+    monkeypatch.setattr(fitting, "room_below", never)
     again = fit(str(network), "digits", folder, *WORDS, aim=AIM)
     assert [{**row, "latency": 0} for row in again["table"]] == [{**row, "latency": 0} for row in found["table"]]
 

@@ -99,14 +99,10 @@ def fit(
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
     with _chapter(shown, "1. The original, tuned on your pictures"):
-        original = train(
-            _original(source, arch, changes),
-            data_spec,
-            home / "original",
-            console=console,
-            minutes=minutes and TUNING * minutes,
-        )
-        files.write_object(home / "original" / COST, before)
+        own = TUNING * minutes if minutes is not None else None
+        recipe = _original(source, arch, changes)
+        original = train(recipe, data_spec, home / "original", console=console, minutes=own)
+        files.write_object(known, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
         teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
@@ -115,9 +111,8 @@ def fit(
         left = _shares(home, minutes, begun, aim.networks)
     with _chapter(shown, "3. The supernet around it"):
         space = space_around(arch, before["shrink"], size, orders.blocks)
-        train(
-            _supernet(source, space, home, teacher, changes), data_spec, home, console=console, minutes=left["supernet"]
-        )
+        recipe = _supernet(source, space, home, teacher, changes)
+        train(recipe, data_spec, home, console=console, minutes=left["supernet"])
     with _chapter(shown, "4. Search"):
         found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console, minutes=left["search"])
     with _chapter(shown, "5. The networks that were found, each by itself"):
