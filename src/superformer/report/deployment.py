@@ -11,7 +11,7 @@ import numpy as np
 
 from superformer.errors import amount
 from superformer.report import markup
-from superformer.report.inputs import NOTHING, Inputs, Row, cost_text, counted, number, percent, seconds
+from superformer.report.inputs import NOTHING, Inputs, Row, chance, cost_text, counted, number, percent, seconds
 from superformer.report.markup import (
     Chart,
     Markup,
@@ -145,7 +145,7 @@ def _accuracy(row: Row) -> str:
     """In percent; of several seeds, the mean and the standard deviation."""
     deviation = number(row.get("deviation"))
     if deviation is None:
-        return percent(row.get("accuracy"))
+        return percent(row.get("accuracy")) + chance(row.get("accuracy"), row.get("pictures"))
     return f"{percent(row.get('accuracy'))} ± {percent(deviation)} ({len(row.get('seeds') or ())} seeds)"
 
 
@@ -170,7 +170,10 @@ def comparison(inputs: Inputs) -> Section | None:
         lines.append([_named(r), *note, *_costs(r), *time])
     chart = bars("Test error: " + ", ".join(said), axis("test error", "percent", 0), shown)
     listed = markup.table(columns, lines, "Comparison, on the test pictures", words=2 if noted else 1)
-    told, caption = "On the test pictures, which neither training nor search has seen.", "Test error: shorter is better"
+    told = "On the test pictures, which neither training nor search has seen."
+    if any(r.get("pictures") for r in rows):
+        told += " Behind each accuracy: one standard error."
+    caption = "Test error: shorter is better"
     return chart_section("comparison", "Against baselines", told, caption, chart, listed)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from superformer.errors import amount
 from superformer.report import markup
-from superformer.report.inputs import Inputs, Row, cost_text, number, percent, seconds
+from superformer.report.inputs import Inputs, Row, chance, cost_text, number, percent, seconds
 from superformer.report.markup import Section, axis, bars, chart_section, place, plot, series
 
 
@@ -42,11 +40,14 @@ def networks(inputs: Inputs) -> Section | None:
 
 
 def _cells(row: Row, first: list[Row], pictures: float) -> list[str]:
-    own = float(row["accuracy"])
-    error = f" \u00b1 {100 * math.sqrt(own * (1 - own) / pictures):.1f}" if pictures else ""
     faster = f"{first[0]['latency'] / row['latency']:.2f}" if first and number(row.get("latency")) else ""
     costs = [seconds(row.get("latency")), amount(float(row["macs"])), amount(float(row["params"]))]
-    return [f"{row.get('name')} ({row.get('key')})", f"{percent(own)}{error}", *costs, faster]
+    return [
+        f"{row.get('name')} ({row.get('key')})",
+        f"{percent(row['accuracy'])}{chance(row['accuracy'], pictures)}",
+        *costs,
+        faster,
+    ]
 
 
 def order(inputs: Inputs) -> Section | None:

@@ -54,6 +54,14 @@ def percent(accuracy: object, digits: int = 2) -> str:
     return NOTHING if (value := number(accuracy)) is None else f"{100 * value:.{digits}f} %"
 
 
+def chance(accuracy: object, pictures: object) -> str:
+    """The standard error of an accuracy that so many pictures tell (binomial), in points."""
+    share, n = number(accuracy), number(pictures)
+    if share is None or not n or not 0 <= share <= 1:
+        return ""
+    return f" \u00b1 {100 * math.sqrt(share * (1 - share) / n):.1f}"
+
+
 def seconds(time: object) -> str:
     if (value := number(time)) is None:
         return NOTHING

@@ -11,7 +11,19 @@ import numpy as np
 
 from superformer.draw import draw
 from superformer.report import markup
-from superformer.report.inputs import COSTS, MEASURED, Inputs, Points, Row, cost_text, count, counted, number, percent
+from superformer.report.inputs import (
+    COSTS,
+    MEASURED,
+    Inputs,
+    Points,
+    Row,
+    chance,
+    cost_text,
+    count,
+    counted,
+    number,
+    percent,
+)
 from superformer.report.markup import Markup, Section, axis, details, paragraph, plot, series, several, tag
 from superformer.space.arch import Arch
 
@@ -31,7 +43,9 @@ def headline(inputs: Inputs) -> Section:
     best = inputs.best
     if best is None:
         return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
-    tiles = [_tile(percent(best["accuracy"]), "accuracy", "search split, inherited weights")]
+    searched = (inputs.facts.get("pictures") or {}).get("search")
+    told = f"search split, inherited weights{_error(best['accuracy'], searched)}"
+    tiles = [_tile(percent(best["accuracy"]), "accuracy", told)]
     tested = [
         r
         for r in inputs.retrained
@@ -42,6 +56,7 @@ def headline(inputs: Inputs) -> Section:
         way = {"finetuned": "fine-tuned", "scratch": "from-scratch"}.get(way, way)
         seeds = [n for n in tested[-1].get("seeds") or () if number(n) is not None]
         way += f" weights, mean of {len(seeds)} seeds" if len(seeds) > 1 else " weights"
+        way += _error(tested[-1]["accuracy"], tested[-1].get("pictures"))
         tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", way))
     for name, title in inputs.costs.items():
         if name in best:
@@ -51,13 +66,21 @@ def headline(inputs: Inputs) -> Section:
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     others = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
-    listed = "; ".join(f"{name} {percent(r['accuracy'])}" for name, r in others.items())
+    listed = "; ".join(
+        f"{name} {percent(r['accuracy'])}{chance(r['accuracy'], r.get('pictures'))}" for name, r in others.items()
+    )
     against = f"On the test pictures: {listed}." if others else ""
     if (by_hand := inputs.baseline) is not None:
         scaled = f"{BY_HAND} reaches {percent(by_hand['accuracy'])} on the search split, with inherited weights too. "
         against = scaled + against
     lead = paragraph(first, tag("code", best["key"]), ". ", against, class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
+
+
+def _error(accuracy: object, pictures: object) -> str:
+    """One standard error, in words."""
+    found = chance(accuracy, pictures)
+    return f";{found} points (one standard error)" if found else ""
 
 
 def _so_far(inputs: Inputs) -> Markup:

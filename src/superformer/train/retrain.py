@@ -230,12 +230,13 @@ def _row(
 ) -> dict[str, Any]:
     arch = net.space.smallest()
     opened = TrainedRun.of(run, net, arch.resolution)
-    accuracy = opened.evaluator(opened.pictures.test())([arch])[0]
+    pictures = opened.pictures.test()
+    accuracy = opened.evaluator(pictures)([arch])[0]
     counted = cost(net.space, [arch], num_classes=net.num_classes)
     return {
         "name": name, "key": arch.key, "weights": weights, "accuracy": accuracy, "macs": int(counted.macs[0]),
         "params": int(counted.params[0]), "epochs": epochs, "seconds": round(seconds, 1), "img_size": arch.resolution,
-        **more,
+        "pictures": len(pictures), **more,
     }  # fmt: skip
 
 

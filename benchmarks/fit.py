@@ -1,0 +1,201 @@
+"""What fitted networks are worth: those of a finished `superformer fit` beside the baselines, tuned as long, with the
+same teacher, at the same latency. One JSON line for each network.
+
+* the original, tuned (``DIR/original``);
+* evenly dropped blocks: the original without every so-many-th block;
+* Torch-Pruning (PyPI): Taylor importance, of the tuned original, its ratio such that the latency is met;
+* scratch: the architecture that was found, with new weights.
+
+Networks of ``fit`` were trained in the supernet and by themselves; a baseline gets the epochs of both.
+
+python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--epochs N]
+
+For plain vision transformers (family vit). Torch-Pruning is not among the dependencies: pip install torch-pruning."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import report
+from torch import Tensor, nn
+
+import superformer as sf
+from superformer import data
+from superformer.cost.latency import measure_in_turn
+from superformer.data.batches import eval_batches, train_batches
+from superformer.families.network import Network
+from superformer.runs import Run, stored
+from superformer.runs.storage import load_network, load_supernet
+from superformer.space.arch import StageArch
+from superformer.train import optimizer
+
+STEPS = 7
+"""Of the bisection for a ratio that meets a latency."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run")
+    parser.add_argument("--baselines", default="even,pruned,scratch")
+    parser.add_argument("--epochs", type=float, help="of each baseline; else those of the supernet and of retraining")
+    given = parser.parse_args()
+    run = Run.open(given.run)
+    teacher = load_network(run.folder / "original" / "network").net.eval()
+    found = [row for row in stored.read(run.folder / "fit.json")["table"] if row["name"] != "original"]
+    tuner = Tuner(run, teacher, given.epochs or epochs_of(run, found[0]))
+    tell("original", teacher, teacher, tuner)
+    for row in found:
+        home = Run.open(run.folder / "retrained" / f"{row['key']}-{row['weights']}")
+        net = load_supernet(home.supernet_file).eval()
+        share = ratio(net, teacher, run.facts()["img_size"])
+        tell("fit", net, teacher, tuner)
+        for name in given.baselines.split(","):
+            made = scratch(net) if name == "scratch" else {"even": even, "pruned": pruned}[name](teacher, share, tuner)
+            tell(name, tuner(made), teacher, tuner)
+
+
+def epochs_of(run: Run, row: dict[str, Any]) -> float:
+    alone = Run.open(run.folder / "retrained" / f"{row['key']}-{row['weights']}").recipe()
+    return float(run.recipe().train.epochs + alone.train.epochs)
+
+
+def tell(name: str, net: nn.Module, teacher: Network, tuner: Tuner) -> None:
+    accuracy = tuner.accuracy(net)
+    share = ratio(net, teacher, tuner.size)
+    report(name, accuracy=accuracy, latency=share, params=sum(p.numel() for p in net.parameters()), epochs=tuner.epochs)
+
+
+def ratio(net: nn.Module, teacher: nn.Module, size: int) -> float:
+    """Its time for a picture, of that of the teacher; measured in turn."""
+    ours, theirs = measure_in_turn([net.eval(), teacher], size, seconds=2.0)
+    return ours.median / theirs.median
+
+
+class Tuner:
+    """A plain loop: the pictures, the teacher and the settings of the run, for one network of any kind."""
+
+    def __init__(self, run: Run, teacher: Network, epochs: float):
+        self.recipe, self.teacher, self.epochs = run.recipe(), teacher, epochs
+        self.size, self.spec = int(run.facts()["img_size"]), str(run.facts()["data"])
+        self.pictures = data.load(self.spec, self.recipe.data, self.size)
+
+    def __call__(self, net: nn.Module) -> nn.Module:
+        recipe, weight = self.recipe, self.recipe.loss.teacher_weight or 1.0
+        batch = recipe.train.batch_size
+        per_epoch = data.steps_per_epoch(len(self.pictures.train), batch)
+        steps = max(1, round(self.epochs * per_epoch))
+        decayed = [p for p in net.parameters() if p.ndim > 1]
+        groups = [{"params": decayed}, {"params": [p for p in net.parameters() if p.ndim < 2], "weight_decay": 0.0}]
+        own = torch.optim.AdamW(groups, lr=recipe.optimizer.lr, weight_decay=recipe.optimizer.weight_decay)
+        schedule = optimizer.Schedule(own, recipe.optimizer, steps, per_epoch)
+        net.train()
+        for n, (x, target) in enumerate(self.batches(steps, per_epoch, batch)):
+            schedule.set(n)
+            with torch.no_grad():
+                taught = F.softmax(self.teacher(x), -1)
+            loss = F.cross_entropy(net(x), weight * taught + (1 - weight) * target)
+            own.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), recipe.gradients.clip or 1.0)
+            own.step()
+        return net.eval()
+
+    def batches(self, steps: int, per_epoch: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        recipe = self.recipe
+        for epoch in range(-(-steps // per_epoch)):
+            words: dict[str, Any] = {"seed": recipe.seed, "epoch": epoch, "batch_size": batch, "start": 0}
+            for k, b in enumerate(
+                train_batches(self.pictures.train, recipe.data, recipe.mix, self.size, rank=0, world=1, **words)
+            ):
+                if epoch * per_epoch + k >= steps:
+                    return
+                yield b.x, b.target
+
+    @torch.inference_mode()
+    def accuracy(self, net: nn.Module) -> float:
+        net.eval()
+        right = total = 0
+        for x, labels in eval_batches(self.pictures.test(), self.recipe.data, self.size, 64):
+            right += int((net(x).argmax(-1) == labels).sum())
+            total += len(labels)
+        return right / total
+
+
+def even(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+    """The original with so few blocks, evenly spread, that it takes no longer."""
+    arch = teacher.space.smallest()
+    most = len(arch.stages[0].blocks)
+    for depth in range(most - 1, 0, -1):
+        kept = [round(k * (most - 1) / max(depth - 1, 1)) for k in range(depth)]
+        stage = StageArch(tuple(arch.stages[0].blocks[p] for p in kept), arch.stages[0].choices)
+        net = sf.model(sf.Arch(arch.family, arch.resolution, arch.choices, (stage,), arch.options), teacher.num_classes)
+        state = {k: v for k, v in teacher.state_dict().items() if not k.startswith("stages.0.blocks.")}
+        for k, p in enumerate(kept):
+            prefix = f"stages.0.blocks.{p}."
+            own = {n: v for n, v in teacher.state_dict().items() if n.startswith(prefix)}
+            state |= {f"stages.0.blocks.{k}.{n.removeprefix(prefix)}": v for n, v in own.items()}
+        net.load_state_dict(state)
+        if ratio(net, teacher, tuner.size) <= 1.02 * share:
+            return net
+    return net
+
+
+def scratch(net: Network) -> nn.Module:
+    return sf.model(net.space.smallest(), net.num_classes)
+
+
+def pruned(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+    """The original, pruned by Torch-Pruning's Taylor importance, at the ratio with which it takes as long."""
+    low, high, best = 0.0, 0.95, None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        net = taylor(teacher, middle, tuner)
+        if ratio(net, teacher, tuner.size) <= 1.02 * share:
+            high, best = middle, net
+        else:
+            low = middle
+    assert best is not None
+    return best
+
+
+def taylor(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+    import torch_pruning as tp
+
+    net = copy.deepcopy(sf.to_timm(teacher)).train()
+    x = torch.zeros(1, 3, tuner.size, tuner.size)
+    heads = {block.attn.qkv: block.attn.num_heads for block in net.blocks}
+    for block in net.blocks:
+        block.attn.forward = MethodType(_attention, block.attn)
+    pruner = tp.pruner.BasePruner(
+        net, x, importance=tp.importance.GroupTaylorImportance(), pruning_ratio=share, global_pruning=False,
+        num_heads=heads, prune_num_heads=False, prune_head_dims=True, ignored_layers=[net.head], round_to=4,
+    )  # fmt: skip
+    for n, (pictures, target) in enumerate(tuner.batches(8, 10**9, 64)):
+        F.cross_entropy(net(pictures), target).backward()
+        if n >= 7:
+            break
+    pruner.step()
+    for block in net.blocks:
+        block.attn.num_heads = pruner.num_heads[block.attn.qkv]
+        block.attn.head_dim = block.attn.qkv.out_features // (3 * block.attn.num_heads)
+        block.attn.scale = block.attn.head_dim**-0.5
+    net.zero_grad()
+    return net
+
+
+def _attention(self: Any, x: Tensor, *more: Any, **words: Any) -> Tensor:
+    """timm's attention, where the heads' width is no longer that of the tokens."""
+    batch, tokens, _ = x.shape
+    q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, -1)
+    return self.proj(y)
+
+
+if __name__ == "__main__":
+    main()
