@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,14 +36,16 @@ from superformer.train.retrain import network_to_export, retrain
 @dataclass(frozen=True)
 class Pace:
     """What the demo takes its time for: epochs of each supernet and of each network by itself (from scratch and tuned),
-    networks drawn of a sub-space, rounds of search, seconds of measuring latencies."""
+    networks drawn of a sub-space, rounds of search, seconds of measuring latencies, networks of each kind that are
+    compared."""
 
-    epochs: float = 10
-    scratch: float = 10
-    finetuned: float = 5
+    epochs: float = 12
+    scratch: float = 15
+    finetuned: float = 10
     samples: int = 10
-    generations: int = 6
+    generations: int = 8
     table_seconds: float = 6.0
+    networks: int = 3
 
 
 def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # noqa: B008  # frozen
@@ -50,13 +53,13 @@ def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # n
     begun, folder, tell = time.monotonic(), Path(folder), teller(console)
     with _chapter(console, "1. Train a supernet, and evolve its space (S3)"):
         changes = ("evolve.rounds=1", f"evolve.samples={pace.samples}", f"train.epochs={pace.epochs}", "watch.every=5")
-        evolve_space(resolve("vitas-twins-laptop", changes), "digits", folder, console=console, draw=draw)
+        evolve_space(resolve("demo-laptop", changes), "digits", folder, console=console, draw=draw)
     with _chapter(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
         limits = _limits(Run.open(folder))
         tell(f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms")
         settings = {"generations": pace.generations, "table_seconds": pace.table_seconds}
         found = search(folder, limits, None, settings, console)
-    with _chapter(console, "3. Train by itself what was found, and a hand-made and a random network of the same MACs"):
+    with _chapter(console, "3. Train by themselves what was found, and hand-made and random networks of the same MACs"):
         _compare(folder, found, pace, console)
     with _chapter(console, "4. Export the network, and measure it"):
         tell(str(export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)))
@@ -89,33 +92,45 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
 
 
 def _compare(folder: Path, found: dict[str, Any], pace: Pace, console: Console) -> None:
-    """Everyone is trained from scratch alike; the found one also from its inherited weights."""
+    """Some networks of each kind, all trained from scratch alike; the best that was found also from the weights it
+    inherits, last: it is the one that is handed over."""
     run, tell, home = Run.open(folder), teller(console), folder / "retrained"
     macs = next(row["macs"] for row in found["front"] if row["key"] == found["best"])
+    space, classes = run.space(), len(run.facts()["classes"])
     home.mkdir(exist_ok=True)
-    for name, drawn in (("hand-made", handmade), ("random", _random)):
-        files.write(home / f"{name}.json", drawn(run.space(), macs, len(run.facts()["classes"])).to_json())
-    rows, ways = [], [(name, str(home / f"{name}.json"), "scratch", pace.scratch) for name in ("hand-made", "random")]
-    ways += [("found", "best", "scratch", pace.scratch), ("found, tuned", "best", "finetuned", pace.finetuned)]
-    for name, which, weights, epochs in ways:
-        tell(f"{name}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights")
-        changes = (f"weights={weights}", f"train.epochs={epochs}", "watch.every=10")
+    ways = list[tuple[str, str, str, float]]()
+    for kind, drawn in (("hand-made", handmade(space, macs, classes)), ("random", _random(space, macs, classes))):
+        for k, arch in enumerate(drawn[: pace.networks]):
+            files.write(path := home / f"{kind}-{k + 1}.json", arch.to_json())
+            ways.append((kind, str(path), "scratch", pace.scratch))
+    inside = [row["key"] for row in found["front"] if row["key"] != found["best"] and row["macs"] <= 1.02 * macs]
+    ways += [("found", key, "scratch", pace.scratch) for key in ["best", *inside[: pace.networks - 1]]]
+    rows = []
+    for kind, which, weights, epochs in [*ways, ("found, tuned", "best", "finetuned", pace.finetuned)]:
+        tell(f"{kind}: {epochs:g} epochs, {'new' if weights == 'scratch' else 'inherited'} weights")
+        changes = (f"weights={weights}", f"train.epochs={epochs}", "watch.every=20")
         row = retrain(folder, which, *changes, console=console).rows[-1]
-        rows.append({**row, "name": name, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
+        rows.append({**row, "name": kind, "kind": kind, "latency": None, "note": f"{epochs:g} epochs, {weights}"})
         tell(f"  {100 * row['accuracy']:.2f} % of the test pictures, {row['macs'] / 1e6:.2f} M MACs")
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        some = [row["accuracy"] for row in rows if row["kind"] == kind]
+        error = math.sqrt(float(np.mean(some)) * (1 - float(np.mean(some))) / (len(some) * rows[0]["pictures"]))
+        told = f"{100 * float(np.mean(some)):.2f} % (mean of {len(some)}, standard error {100 * error:.1f})"
+        tell(f"{kind}: {told}")
     files.write_object(folder / "comparison.json", {"rows": rows})
 
 
-def handmade(space: Space, macs: float, num_classes: int) -> Arch:
-    """What one would draw by hand for so many MACs: the largest network of the space, scaled."""
+def handmade(space: Space, macs: float, num_classes: int) -> list[Arch]:
+    """What one would draw by hand for so many MACs: the largest, the middle and the smallest network, scaled."""
+    out = list[Arch]()
     for arch in origins(space):
         with suppress(InfeasibleError):
-            return scaled(arch, macs=macs, space=space, num_classes=num_classes)
-    return space.smallest()
+            out.append(scaled(arch, macs=macs, space=space, num_classes=num_classes))
+    return list(dict.fromkeys(out)) or [space.smallest()]
 
 
-def _random(space: Space, macs: float, num_classes: int) -> Arch:
+def _random(space: Space, macs: float, num_classes: int) -> list[Arch]:
     for low in (0.97, 0.9, 0.5):
         with suppress(InfeasibleError):
-            return space.sample(1, seed=1, macs=(low * macs, macs), num_classes=num_classes)[0]
-    return space.smallest()
+            return space.sample(8, seed=1, macs=(low * macs, macs), num_classes=num_classes)
+    return [space.smallest()]

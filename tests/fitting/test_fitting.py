@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import superformer as sf
 from superformer import fitting
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.fitting import Aim, fit, pick, room_below
+from superformer.report import write
 from superformer.runs.storage import load_network, load_supernet, save_network
 from superformer.train import loop
 from superformer.train.importance import Orders
@@ -54,6 +56,16 @@ def test_the_whole_way(fitted: tuple[Path, dict[str, Any]]) -> None:
     assert space.stages[0].ranked == Orders.load(folder / "orders.json").blocks[0]
     teacher = sf.Run.open(folder).recipe().loss.teachers
     assert teacher == (str(folder / "original" / "network"),)
+
+
+def test_the_report_sets_them_beside_the_original(fitted: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = fitted
+    page = write(folder, Console(quiet=True)).read_text()
+    for text in ("Fitted to your pictures", "What went first"):
+        assert text in page, text
+    winner = next(row for row in found["table"] if row["name"] == "winner")
+    assert f"winner ({winner['key']})" in page
+    assert f"on {found['pictures']:,} test pictures" in page
 
 
 def test_what_the_original_knew_is_kept_before_any_training(fitted: tuple[Path, dict[str, Any]]) -> None:

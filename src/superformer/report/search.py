@@ -65,16 +65,23 @@ def headline(inputs: Inputs) -> Section:
             tiles.append(_tile(inputs.cost_text(name, value), how + title, _limit(inputs, name, value)))
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
-    others = {str(r.get("name")): r for r in inputs.comparison if number(r.get("accuracy")) is not None}
-    listed = "; ".join(
-        f"{name} {percent(r['accuracy'])}{chance(r['accuracy'], r.get('pictures'))}" for name, r in others.items()
-    )
-    against = f"On the test pictures: {listed}." if others else ""
+    against = f"On the test pictures: {'; '.join(kinds(inputs.comparison))}." if inputs.comparison else ""
     if (by_hand := inputs.baseline) is not None:
         scaled = f"{BY_HAND} reaches {percent(by_hand['accuracy'])} on the search split, with inherited weights too. "
         against = scaled + against
     lead = paragraph(first, tag("code", best["key"]), ". ", against, class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
+
+
+def kinds(rows: list[Row]) -> list[str]:
+    """The mean accuracy of each kind of network that was compared, with the standard error of that mean."""
+    out, known = [], [r for r in rows if number(r.get("accuracy")) is not None]
+    for kind in dict.fromkeys(str(r.get("kind", r.get("name"))) for r in known):
+        some = [r for r in known if str(r.get("kind", r.get("name"))) == kind]
+        mean, pictures = float(np.mean([r["accuracy"] for r in some])), sum(r.get("pictures") or 0 for r in some)
+        several_of = f" (mean of {len(some)})" if len(some) > 1 else ""
+        out.append(f"{kind} {percent(mean)}{chance(mean, pictures)}{several_of}")
+    return out
 
 
 def _error(accuracy: object, pictures: object) -> str:
