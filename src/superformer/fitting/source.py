@@ -42,7 +42,7 @@ class Source:
         start = Start(timm=model, checkpoint=checkpoint)
         net = from_timm_settings(start)
         known = timm.get_pretrained_cfg(model, allow_unregistered=True)
-        config = known.to_dict() if known is not None else {}
+        config = known.to_dict() if known is not None else {}  # type: ignore[no-untyped-call]
         prepared = {k: list(config[k]) for k in ("mean", "std") if k in config}
         return Source(net, start, prepared | {k: config[k] for k in ("interpolation",) if k in config})
 
