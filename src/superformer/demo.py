@@ -39,11 +39,11 @@ class Pace:
     networks drawn of a sub-space, rounds of search, seconds of measuring latencies, networks of each kind that are
     compared."""
 
-    epochs: float = 12
-    scratch: float = 15
-    finetuned: float = 10
-    samples: int = 10
-    generations: int = 8
+    epochs: float = 10
+    scratch: float = 10
+    finetuned: float = 8
+    samples: int = 6
+    generations: int = 6
     table_seconds: float = 6.0
     networks: int = 3
 
