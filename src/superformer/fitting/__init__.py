@@ -164,7 +164,7 @@ def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) 
         return dict.fromkeys(("supernet", "search", "retrain"))
     path = home / "minutes.json"
     if not path.exists():
-        left = max(minutes - begun.seconds / 60, (1 - 2 * TUNING) * minutes)
+        left = min(max(minutes - begun.seconds / 60, (1 - 2 * TUNING) * minutes), (1 - TUNING) * minutes)
         shares = {"supernet": SUPERNET_TIME, "search": SEARCH_TIME}
         shares["retrain"] = (1 - SUPERNET_TIME - SEARCH_TIME) / networks
         files.write_object(path, {name: share * left for name, share in shares.items()})
