@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,7 +17,11 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 settings.register_profile(
-    "house", deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck)
+    "house",
+    deadline=None,
+    max_examples=100 if os.environ.get("SUPERFORMER_FUZZ") else 25,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("house")
 

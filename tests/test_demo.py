@@ -11,7 +11,7 @@ from rich.console import Console
 import superformer as sf
 from superformer.demo import Pace, handmade, run
 
-HURRY = Pace(epochs=1, scratch=0.5, finetuned=0.5, samples=3, generations=2, table_seconds=1, networks=2)
+HURRY = Pace(epochs=1, scratch=0.5, finetuned=0.5, samples=3, generations=2, table_seconds=1, networks=1)
 
 
 @pytest.mark.xdist_group("demo")
@@ -22,7 +22,7 @@ def test_the_whole_way(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "run" / "comparison.json").read_text())["rows"]
     names = [row["kind"] for row in rows]
     assert list(dict.fromkeys(names)) == ["hand-made", "random", "found", "found, tuned"]
-    assert names.count("random") == 2
+    assert names.count("random") == 1
     found = rows[-1]
     assert all(abs(row["macs"] - found["macs"]) < 0.25 * found["macs"] for row in rows if row["kind"] != "found")
     assert all(row["macs"] < 1.02 * found["macs"] + 1 for row in rows if row["kind"] == "found")
@@ -30,7 +30,7 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert "largest difference" in told
     assert "random: " in told
     assert "standard error" in told
-    assert "(mean of 2)" in page.read_text()
+    assert "random " in page.read_text()
     assert str(page) in told.replace("\n", "")
     for name in (
         "recipe.yaml",

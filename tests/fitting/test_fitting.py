@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,18 @@ from superformer.train.warm_start import from_network
 BLOCK = {"heads": 3, "attn": sf.times(8, of="heads"), "mlp": 96}
 SPACE = sf.Space("one", "vit", (sf.Stage(BLOCK, depth=4),), {"patch_size": 2, "width": 48}, 8)
 WORDS = [f"{part}data.{key}" for part in ("", "original.") for key in ("augment=none", "mirror=0", "workers=0")]
-WORDS += ["original.train.epochs=7", "original.train.batch_size=16", "original.optimizer.lr=3e-3"]
+WORDS += ["original.train.epochs=5", "original.train.batch_size=16", "original.optimizer.lr=3e-3"]
 WORDS += ["train.epochs=1", "optimizer.lr=1e-3"]
 WORDS += ["search.population=6", "search.generations=2", "retrain.finetuned.train.epochs=1", "train.threads=1"]
 AIM = Aim(macs=400e3, networks=2)
+pytestmark = pytest.mark.xdist_group("fitting")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_measurements() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "SECONDS", 0.1)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ UNITS, BLOCKS = 512, 128
 TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
 """Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""
 COST = "original.json"
-FURTHER = (1.0, 1.5, 2.5, 5.0)
+FURTHER, SECONDS = (1.0, 1.5, 2.5, 5.0), 2.0
 LEAST = 1.5
 """The least speed-up that a space is made for: a front needs room below the limit."""
 
@@ -193,7 +193,7 @@ def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
     cannot reach is refused before anything is trained."""
     name, net = aim.cost, build(arch).eval()
     before = {"macs": float(cost(net.space, [arch], num_classes=net.num_classes).macs[0]), "latency": 0.0}
-    before["latency"] = measure_in_turn([net], arch.resolution, seconds=1.0)[0].median
+    before["latency"] = measure_in_turn([net], arch.resolution, seconds=SECONDS / 2)[0].median
     wanted = before[name] / aim.limit(before)
     for further in FURTHER:
         shrink = min(max(wanted, LEAST) * further, MOST_SPEED_UP)
@@ -201,7 +201,7 @@ def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
         small = space.smallest()
         least = float(cost(space, [small], num_classes=net.num_classes).macs[0])
         if name == "latency":  # in turn, so that both are measured on the same machine, however busy
-            times = measure_in_turn([net, build(small).eval()], arch.resolution, seconds=1.0)
+            times = measure_in_turn([net, build(small).eval()], arch.resolution, seconds=SECONDS / 2)
             least, now = (t.median for t in reversed(times))
             before["latency"] = now
             wanted = now / aim.limit(before)
@@ -248,7 +248,7 @@ def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, 
     """The original and the networks that were found, on the test pictures, all timed in turn."""
     models = [net]
     models += [load_supernet(home / "retrained" / f"{r['key']}-{r['weights']}" / SUPERNET).eval() for r in rows]
-    times = measure_in_turn(models, net.space.img_size, seconds=2.0)
+    times = measure_in_turn(models, net.space.img_size, seconds=SECONDS)
     own = evaluate(original.folder, ["largest"], "test")[0]
     first = {"name": "original", "key": net.space.smallest().key, "weights": "finetuned"}
     named = [{**r, "name": "winner" if k == len(rows) - 1 else "found"} for k, r in enumerate(rows)]

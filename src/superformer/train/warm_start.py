@@ -197,7 +197,10 @@ class _Draft:
                 self.modules(mine.enter, theirs.enter)
             count = min(len(theirs.blocks), stage.positions)
             # where a network of this depth has its blocks, if the space has this depth; else one after another
-            for k, p in enumerate(stage.placement(count) if count in stage.depths else range(count)):
+            here, there = (
+                s.placement(count) if count in s.depths else range(count) for s in (stage, other.space.stages[i])
+            )
+            for p, k in zip(here, there, strict=True):
                 self.modules(mine.block(p), theirs.block(k))
 
     def modules(self, mine: nn.Module, theirs: nn.Module) -> None:
