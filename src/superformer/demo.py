@@ -39,9 +39,9 @@ class Pace:
     networks drawn of a sub-space, rounds of search, seconds of measuring latencies, networks of each kind that are
     compared."""
 
-    epochs: float = 10
-    scratch: float = 10
-    finetuned: float = 8
+    epochs: float = 8
+    scratch: float = 8
+    finetuned: float = 6
     samples: int = 6
     generations: int = 6
     table_seconds: float = 6.0
