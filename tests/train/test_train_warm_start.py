@@ -1,14 +1,13 @@
-"""Channel sorting and warm starts: what holds for every family, and timm's networks in spaces like the published
-ones."""
+"""Warm starts: what holds for every family, and timm's networks in spaces like the published ones."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
 import timm
 import torch
+from helpers.stirred import close, little, pictures, same, state, supernet
 from helpers.strategies import FAMILIES, SMALL, sharings, spaces, spaces_with_archs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,143 +16,8 @@ from safetensors.torch import save_file
 import superformer as sf
 from superformer.interop.timm_weights import from_timm
 from superformer.recipes.settings import Start
-from superformer.train.channel_sort import importances, sort_channels
+from superformer.train.channel_sort import sort_channels
 from superformer.train.warm_start import from_network, from_settings, from_supernet
-
-
-def pictures(batch: int, size: int) -> torch.Tensor:
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def stirred(net: torch.nn.Module, seed: int = 2) -> torch.nn.Module:
-    """In double precision, every tensor apart from its neutral start, the statistics of norms too."""
-    generator = torch.Generator().manual_seed(seed)
-    net = net.double().eval()
-    for p in net.parameters():
-        p.data += 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
-    for b in net.buffers():
-        if b.is_floating_point():
-            b += torch.rand(b.shape, generator=generator, dtype=b.dtype)
-    return net
-
-
-def supernet(space: sf.Space, rule: str = "ordinal", seed: int = 1, classes: int = 5) -> torch.nn.Module:
-    return stirred(sf.supernet(space, classes, rule, seed), seed + 10)
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
-
-
-def state(net: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in net.state_dict().items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-# --- sorting ---
-
-
-def descends(net: torch.nn.Module) -> bool:
-    return all((norms.diff() <= 1e-9 * norms[0]).all() for norms in importances(net).values())
-
-
-@given(spaces)
-@settings(max_examples=15)
-@torch.no_grad()
-def test_sorting_keeps_the_largest_network_and_puts_the_important_first(space):
-    net, x = supernet(space), pictures(2, space.img_size)
-    before = net(x, space.largest())
-    old, averaged = state(net), state(net)
-    order = sort_channels(net)
-    close(net(x, space.largest()), before)
-    assert descends(net)
-    order.apply(averaged)
-    assert same(averaged, state(net)), "a copy follows"
-    assert {k for k, v in state(net).items() if not torch.equal(v, old[k])} == set(order.moves)
-    assert not sort_channels(net).moves
-
-
-@given(spaces_with_archs(1))
-@settings(max_examples=15)
-@torch.no_grad()
-def test_sorting_keeps_a_network(case):
-    space, (arch,) = case
-    model, x = supernet(space).extract(arch), pictures(2, space.img_size)
-    before = model(x)
-    sort_channels(model)
-    close(model(x), before)
-    assert descends(model)
-
-
-def little(**block: object) -> sf.Space:
-    own = {"heads": (2, 4), "attn": sf.times(3, of="heads"), "mlp": (5, 8), **block}
-    return sf.Space("s", "vit", (sf.Stage(own, depth=(1, 2)),), {"patch_size": 8, "width": (6, 8)}, img_size=16)
-
-
-def test_importance_is_the_l1_norm_of_all_that_belongs_to_a_unit():
-    net = supernet(little())
-    block = net.stage(0).block(1)
-    fc1, fc2, qkv, proj = block.mlp.fc1, block.mlp.fc2, block.attn.qkv, block.attn.proj
-    hidden = fc1.weight.abs().sum(1) + fc1.bias.abs() + fc2.weight.abs().sum(0)
-    rows = (qkv.weight.abs().sum(1) + qkv.bias.abs()).view(3, 4, 3).sum((0, 2))
-    heads = rows + proj.weight.abs().sum(0).view(4, 3).sum(1)
-    found = importances(net)
-    close(found["stages.0.blocks.1.mlp.mlp"], hidden.detach())
-    close(found["stages.0.blocks.1.attn.attn"], heads.detach())
-
-
-@pytest.mark.parametrize("shared", ["qkv", "v", "none"])
-@torch.no_grad()
-def test_every_network_of_full_attention_width_is_kept(shared):
-    """Where 2, 4 and 6 heads divide one matrix, only halves of it are whole heads for all of them."""
-    space = replace(little(heads=(2, 4, 6), attn=(12, 24)), weights={"shared": shared})
-    net, x = supernet(space), pictures(2, 16)
-    net.stage(0).block(0).attn.proj.weight[:, 12:] *= 5
-    archs = [a for a in space.sample(80, seed=0) if all(b["attn"] == 24 and b["mlp"] == 8 for b in a.stages[0].blocks)]
-    assert len({b["heads"] for a in archs for b in a.stages[0].blocks}) == 3
-    before = [net(x, a) for a in archs]
-    assert any("attn" in name for name in sort_channels(net).moves)
-    for arch, y in zip(archs, before, strict=True):
-        close(net(x, arch), y)
-
-
-@given(spaces)
-@settings(max_examples=8)
-def test_training_goes_on_as_if_nothing_was_sorted(space):
-    """With the moments moved along, the next step of the largest network is the same step."""
-    net, x = supernet(space).train(), pictures(4, space.img_size)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-
-    def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        net.zero_grad()
-        net(x, space.largest()).square().sum().backward()
-        optimizer.step()
-
-    step(net, optimizer)
-    twin = copy.deepcopy(net)
-    other = torch.optim.AdamW(twin.parameters(), 1e-2)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    sort_channels(twin).follow(other, twin)
-    step(net, optimizer)
-    step(twin, other)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            twin.eval()(x, space.largest()), net.eval()(x, space.largest()), rtol=1e-7, atol=1e-8
-        )
-
-
-@pytest.mark.parametrize("rule", ["cyclic", "bilateral"])
-def test_sorting_is_refused_where_no_channels_come_first(rule):
-    net = supernet(little(), rule)
-    before = state(net)
-    with pytest.raises(sf.SuperformerError, match=f"ordinal sharing.*{rule}"):
-        sort_channels(net)
-    assert same(state(net), before)
-    sort_channels(net.extract(net.space.largest()))
-
 
 # --- warm starts ---
 
