@@ -11,6 +11,7 @@ Each part is an ordinary run or an ordinary file, and each is done once: killed,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,12 +44,14 @@ from superformer.spaces.around import MOST_SPEED_UP, space_around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
 from superformer.train.retrain import retrain, write_inherited
-from superformer.train.time_budget import Stopwatch
+from superformer.train.time_budget import Stopwatch, TooShortError
 
 UNITS, BLOCKS = 512, 128
 """Training pictures that tell the importance of units, and of blocks."""
 TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
 """Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""
+EPOCHS = 2
+"""Of the original, that a time must be enough for: as many minutes are then enough for the others."""
 COST = "original.json"
 FURTHER, SECONDS = (1.0, 1.5, 2.5, 5.0), 2.0
 LEAST = 1.5
@@ -101,7 +104,8 @@ def fit(
     with _chapter(shown, "1. The original, tuned on your pictures"):
         own = TUNING * minutes if minutes is not None else None
         recipe = _original(source, arch, changes)
-        original = train(recipe, data_spec, home / "original", console=console, minutes=own)
+        with _whole_time(minutes, TUNING / EPOCHS, ""):
+            original = train(recipe, data_spec, home / "original", console=console, minutes=own)
         files.write_object(known, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
@@ -112,7 +116,8 @@ def fit(
     with _chapter(shown, "3. The supernet around it"):
         space = space_around(arch, before["shrink"], size, orders.blocks)
         recipe = _supernet(source, space, home, teacher, changes)
-        train(recipe, data_spec, home, console=console, minutes=left["supernet"])
+        with _whole_time(minutes, (left["supernet"] or 0) / (minutes or 1), ", in a new folder"):
+            train(recipe, data_spec, home, console=console, minutes=left["supernet"])
     with _chapter(shown, "4. Search"):
         found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console, minutes=left["search"])
     with _chapter(shown, "5. The networks that were found, each by itself"):
@@ -156,6 +161,17 @@ def _supernet(source: Source, space: Space, home: Path, teacher: Path, changes: 
     start = {"network": str(teacher), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
+
+
+@contextmanager
+def _whole_time(minutes: float | None, share: float, where: str) -> Iterator[None]:
+    """A part tells what it needs itself; what was asked for was the time of all."""
+    try:
+        yield
+    except TooShortError as error:
+        needed = math.ceil(error.needed / share)
+        short = f"{minutes:g} minutes are too short to tune, train, search and retrain here"
+        raise SuperformerError(f"{short}: give --minutes {needed} or more{where}") from error
 
 
 def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) -> dict[str, float | None]:

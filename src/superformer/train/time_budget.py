@@ -37,6 +37,14 @@ def now() -> float:
     return time.monotonic()
 
 
+class TooShortError(SuperformerError):
+    """A time in which not even one epoch fits; ``needed``: the minutes in which it would."""
+
+    def __init__(self, told: str, needed: float):
+        super().__init__(told)
+        self.needed = needed
+
+
 def check_minutes(minutes: float | None) -> None:
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise SuperformerError(f"minutes must be a number above 0, not {minutes}")
@@ -190,7 +198,7 @@ def choose(recipe: Recipe, costs: Costs, per_epoch: int, minutes: float, spent: 
         needed = math.ceil(11 * (around + each * per_epoch) / 60) / 10
         short = f"{say_time(60 * minutes)} are too short to train for one epoch, which takes about"
         takes = f"{say_time(each * per_epoch)} here, with {say_time(around)} before and after"
-        raise SuperformerError(f"{short} {takes}: give --minutes {needed:g} or more")
+        raise TooShortError(f"{short} {takes}: give --minutes {needed:g} or more", needed)
     epochs = steps / per_epoch
     warmup = min(recipe.optimizer.warmup_epochs, recipe.optimizer.warmup_epochs * epochs / recipe.train.epochs)
     return with_epochs(recipe, epochs, warmup)
