@@ -3,7 +3,7 @@ same teacher, at the same latency. One JSON line for each network.
 
 * the original, tuned (``DIR/original``);
 * evenly dropped blocks: the original without every so-many-th block;
-* Torch-Pruning (the package torch-pruning): Taylor importance of the tuned original, at the ratio that meets the latency;
+* Torch-Pruning (the package torch-pruning): Taylor importance of the tuned original, at the ratio that takes as long;
 * scratch: the architecture that was found, with new weights.
 
 Networks of ``fit`` were trained in the supernet and by themselves; a baseline gets the epochs of both.
