@@ -47,11 +47,11 @@ def main() -> None:
     given = parser.parse_args()
     run = Run.open(given.run)
     teacher = load_network(run.folder / "original" / "network").net.eval()
-    found = [row for row in stored.read(run.folder / "fit.json")["table"] if row["name"] != "original"]
+    found = stored.read(run.folder / "fit.json")["found"]
     tuner = Tuner(run, teacher, given.epochs or epochs_of(run, found[0]))
     tell("original", teacher, teacher, tuner)
     for row in found:
-        home = Run.open(run.folder / "retrained" / f"{row['key']}-{row['weights']}")
+        home = Run.open(run.folder / "retrained" / f"{row['key']}-finetuned")
         net = load_supernet(home.supernet_file).eval()
         share = ratio(net, teacher, run.facts()["img_size"])
         tell("fit", net, teacher, tuner)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def epochs_of(run: Run, row: dict[str, Any]) -> float:
-    alone = Run.open(run.folder / "retrained" / f"{row['key']}-{row['weights']}").recipe()
+    alone = Run.open(run.folder / "retrained" / f"{row['key']}-finetuned").recipe()
     return float(run.recipe().train.epochs + alone.train.epochs)
 
 

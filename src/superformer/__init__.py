@@ -20,7 +20,7 @@ if not COMMAND:
     from superformer.draw import draw
     from superformer.elastic.conv import recalibrate
     from superformer.errors import ArchError, InfeasibleError, SpaceError, SuperformerError
-    from superformer.fitting import Aim, fit
+    from superformer.fitting import Aim, fit, space_around
     from superformer.interop import official
     from superformer.interop.timm import register_model
     from superformer.interop.timm_weights import from_timm, to_timm
@@ -29,7 +29,6 @@ if not COMMAND:
     from superformer.space import Arch, Space, Stage, divided, ratio, times
     from superformer.space.schema import register as register_family
     from superformer.spaces import model, models, space, spaces, supernet
-    from superformer.spaces.around import space_around
     from superformer.train.loop import train
     from superformer.train.retrain import retrain
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from superformer.cost.scaling import origins, scaled
 from superformer.draw.evolution import draw
 from superformer.errors import InfeasibleError
 from superformer.interop.export import export
-from superformer.progress import teller
+from superformer.progress import chapter, teller
 from superformer.recipes import resolve
 from superformer.report import write
 from superformer.runs import Run, stored
@@ -51,31 +50,23 @@ class Pace:
 def run(folder: str | Path, console: Console, pace: Pace = Pace()) -> Path:  # noqa: B008  # frozen
     """The whole way in a run folder; returns the report. Killed, the same call goes on."""
     begun, folder, tell = time.monotonic(), Path(folder), teller(console)
-    with _chapter(console, "1. Train a supernet, and evolve its space (S3)"):
+    with chapter(console, "1. Train a supernet, and evolve its space (S3)"):
         changes = ("evolve.rounds=1", f"evolve.samples={pace.samples}", f"train.epochs={pace.epochs}", "watch.every=5")
         evolve_space(resolve("demo-laptop", changes), "digits", folder, console=console, draw=draw)
-    with _chapter(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
+    with chapter(console, "2. Search it, within limits on MACs and on latency measured here (NSGA-II)"):
         limits = _limits(Run.open(folder))
         tell(f"limits: {limits['macs'][1] / 1e6:.2f} M MACs, {1e3 * limits['latency'][1]:.2f} ms")
         settings = {"generations": pace.generations, "table_seconds": pace.table_seconds}
         found = search(folder, limits, None, settings, console)
-    with _chapter(console, "3. Train by themselves what was found, and hand-made and random networks of the same MACs"):
+    with chapter(console, "3. Train by themselves what was found, and hand-made and random networks of the same MACs"):
         _compare(folder, found, pace, console)
-    with _chapter(console, "4. Export the network, and measure it"):
+    with chapter(console, "4. Export the network, and measure it"):
         tell(str(export(network_to_export(folder), folder / "export" / "onnx", "onnx", console)))
         bench(str(folder), ("eager", "onnx"), which=("model", "largest"), batches=(1, 32), seconds=0.3, console=console)
-    with _chapter(console, "5. The report"):
+    with chapter(console, "5. The report"):
         page = write(folder, console)
     tell(f"\nAll of it took {time.monotonic() - begun:.0f} s. Open {page} in a browser.")
     return page
-
-
-@contextmanager
-def _chapter(console: Console, title: str) -> Iterator[None]:
-    console.rule(title, align="left")
-    start = time.monotonic()
-    yield
-    console.print(f"({time.monotonic() - start:.0f} s)", style="dim", highlight=False)
 
 
 def _limits(run: Run) -> dict[str, tuple[float, float]]:
@@ -85,7 +76,7 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
         space, net = run.space(), load_supernet(run.supernet_file)
         macs = float(np.median(cost(space, space.sample_genes(500, seed=0), num_classes=net.num_classes).macs))
         ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
-        timings = measure_in_turn(ends, run.facts()["img_size"], seconds=1.0)
+        timings = measure_in_turn(ends, run.input_size(), seconds=1.0)
         latency = float(np.mean([timing.median for timing in timings]))
         files.write_object(path, {"macs": [0, macs], "latency": [0, latency]})
     return {name: (float(low), float(high)) for name, (low, high) in stored.read(path).items()}

@@ -75,6 +75,15 @@ def each(items: Sequence[T], what: str, console: Console | None) -> Iterator[T]:
 
 
 @contextmanager
+def chapter(console: Console, title: str) -> Iterator[None]:
+    """A part of a longer work: its title before it, its time after it."""
+    console.rule(title, align="left")
+    start = time.monotonic()
+    yield
+    console.print(f"({time.monotonic() - start:.0f} s)", style="dim", highlight=False)
+
+
+@contextmanager
 def doing(console: Console | None, what: str = "") -> Iterator[Tell]:
     """What is being done, as one live line on a terminal that later ones replace; elsewhere only ``what``."""
     shown = quiet(console)

@@ -14,7 +14,8 @@ from rich.console import Console
 import superformer as sf
 from superformer import fitting
 from superformer.evaluation.evaluator import TrainedRun
-from superformer.fitting import Aim, fit, pick, room_below
+from superformer.fitting import Aim, aim, fit
+from superformer.fitting.aim import pick, room_below
 from superformer.report import write
 from superformer.runs.storage import load_network, load_supernet, save_network
 from superformer.train import loop
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.xdist_group("fitting")
 def short_measurements() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "SECONDS", 0.1)
+        patch.setattr(aim, "SECONDS", 0.05)
         yield
 
 
@@ -55,12 +57,15 @@ def fitted(network: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 def test_the_whole_way(fitted: tuple[Path, dict[str, Any]]) -> None:
     folder, found = fitted
-    rows = {row["name"]: row for row in found["table"]}
-    assert rows["original"]["accuracy"] > 0.5  # it was tuned
-    assert rows["winner"]["macs"] <= AIM.macs < rows["original"]["macs"]
-    assert rows["winner"]["accuracy"] > 0.3
-    assert load_network(folder / "model").net.space.smallest().key == rows["winner"]["key"]
-    assert json.loads((folder / "fit.json").read_text())["limit"] == AIM.macs
+    winner = next(row for row in found["found"] if row["key"] == found["winner"])
+    assert found["original"]["accuracy"] > 0.5  # it was tuned
+    assert winner["macs"] <= AIM.macs < found["original"]["macs"]
+    assert winner["accuracy"] > 0.3
+    for row in (found["original"], *found["found"]):
+        assert set(row) == {"key", "accuracy", "latency", "macs", "params"}
+        assert 0 < row["latency"] < 1
+    assert load_network(folder / "model").net.space.smallest().key == winner["key"]
+    assert json.loads((folder / "fit.json").read_text()) == found
     space = sf.Run.open(folder).space()
     assert space.stages[0].ranked == Orders.load(folder / "orders.json").blocks[0]
     teacher = sf.Run.open(folder).recipe().loss.teachers
@@ -72,8 +77,7 @@ def test_the_report_sets_them_beside_the_original(fitted: tuple[Path, dict[str, 
     page = write(folder, Console(quiet=True)).read_text()
     for text in ("Fitted to your pictures", "What went first"):
         assert text in page, text
-    winner = next(row for row in found["table"] if row["name"] == "winner")
-    assert f"winner ({winner['key']})" in page
+    assert f"winner ({found['winner']})" in page
     assert f"on {found['pictures']:,} test pictures" in page
 
 
@@ -92,6 +96,10 @@ def test_what_the_original_knew_is_kept_before_any_training(fitted: tuple[Path, 
     assert best > 0.5 * whole
 
 
+def accuracies(found: dict[str, Any]) -> dict[str, float]:
+    return {row["key"]: row["accuracy"] for row in (found["original"], *found["found"])}
+
+
 def test_the_same_words_go_on(
     network: Path, fitted: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +113,7 @@ def test_the_same_words_go_on(
     monkeypatch.setattr(fitting, "measure", never)
     monkeypatch.setattr(fitting, "room_below", never)
     again = fit(str(network), "digits", folder, *WORDS, aim=AIM)
-    assert [{**row, "latency": 0} for row in again["table"]] == [{**row, "latency": 0} for row in found["table"]]
+    assert accuracies(again) == accuracies(found)
 
 
 def test_killed_after_the_original(
@@ -118,9 +126,7 @@ def test_killed_after_the_original(
         fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
     monkeypatch.undo()
     again = fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
-    assert [(row["name"], row["key"], row["accuracy"]) for row in again["table"]] == [
-        (row["name"], row["key"], row["accuracy"]) for row in found["table"]
-    ]
+    assert accuracies(again) == accuracies(found)
     for name in ("supernet.safetensors", "original/supernet.safetensors"):
         a, b = (load_supernet(f / name).state_dict() for f in (folder, tmp_path / "run"))
         assert all(torch.equal(a[k], b[k]) for k in a)
@@ -129,7 +135,7 @@ def test_killed_after_the_original(
 def test_what_is_refused(network: Path, tmp_path: Path) -> None:
     cases = {
         "timm cannot make": ("no_such_network", {}),
-        "at most 100 MACs; the least is": (str(network), {"aim": Aim(macs=100)}),
+        "at most 100 MACs; the least has": (str(network), {"aim": Aim(macs=100)}),
         "one limit": (str(network), {}),
     }
     for text, (model, words) in cases.items():
@@ -147,10 +153,10 @@ def test_what_is_refused(network: Path, tmp_path: Path) -> None:
 
 def test_networks_along_the_front() -> None:
     front = [{"key": str(k), "accuracy": 0.5 + k / 100, "macs": 100.0 * k} for k in range(1, 11)]
-    chosen = pick(front, "macs", 500, 4)
-    assert chosen[-1]["key"] == "5"
-    assert len({row["key"] for row in chosen}) == 4
-    with pytest.raises(sf.SuperformerError, match="the least is 100"):
+    assert [row["key"] for row in pick(front, "macs", 500, 3)] == ["3", "7", "5"]  # within 333, 750, and the limit
+    assert [row["key"] for row in pick(front, "macs", 500, 1)] == ["5"]
+    assert len(pick(front, "macs", 500, 40)) == 7  # rungs in which there is no other are passed over
+    with pytest.raises(sf.SuperformerError, match="the least has 100 MACs"):
         pick(front, "macs", 50, 3)
 
 

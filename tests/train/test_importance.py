@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import superformer as sf
 from superformer.families.network import Network
-from superformer.spaces.around import space_around
+from superformer.spaces.around import around
 from superformer.train.channel_sort import groups, token_groups
 from superformer.train.importance import Orders, block_order, measure, unit_effects
 from superformer.train.warm_start import from_network
@@ -86,7 +86,7 @@ def test_what_is_of_no_use_goes_first(tmp_path: Path):
     assert (again.units, again.blocks, again.pictures) == (orders.units, orders.blocks, 8)
     assert "blocks 2, " in orders.text()
     # the sub-network without that block is the network itself
-    space = space_around(net.space.smallest(), 2, order=orders.blocks)
+    space = around(net.space.smallest(), 2, order=orders.blocks)
     supernet = sf.supernet(space, 5).double()
     from_network(supernet, net, orders)
     less = space.largest()
@@ -99,7 +99,7 @@ def test_an_order_of_another_network():
     with pytest.raises(sf.SuperformerError, match="another network"):
         Orders({"stages.0.blocks.7.mlp.mlp": (0, 1)}).apply(vit())
     with pytest.raises(sf.SuperformerError, match="another network"):
-        space_around(vit().space.smallest(), order=((0, 1),))
+        around(vit().space.smallest(), order=((0, 1),))
 
 
 def test_blocks_in_their_order():

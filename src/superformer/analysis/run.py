@@ -136,8 +136,9 @@ def _attention(asked: _Request) -> Any:
     arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
     pictures, settings = trained.pictures.search, trained.recipe.data
     pictures = pictures if len(pictures) else trained.pictures.train  # a network by itself was trained on all of them
-    batches = data.eval_batches(pictures, settings, trained.img_size, AT_ONCE, limit=own.pictures)
-    found = attention_distances(trained.network(arch), (x.to(trained.device) for x, _ in batches))
+    net = trained.network(arch)
+    batches = data.eval_batches(pictures, settings, trained.size_for(net), AT_ONCE, limit=own.pictures)
+    found = attention_distances(net, (x.to(trained.device) for x, _ in batches))
     if not found:
         raise SuperformerError(f"no block of {arch.key} ({trained.space.family}) attends to places of the picture")
     return [{**row, "arch": arch.key} for row in found]
@@ -147,20 +148,22 @@ def _maps(asked: _Request) -> Any:
     """The maps of one picture, which is kept with them: the report needs nothing else."""
     run, own, trained = asked.run, asked.settings, asked.subject
     arch = run.arch(own.arch or ("best" if run.front_file.exists() else "largest"))
-    squares, what = _picture(trained, own.picture)
+    net = trained.network(arch)
+    size = trained.size_for(net)
+    squares, what = _picture(trained, own.picture, size)
     x = normalise(squares, trained.recipe.data).to(trained.device)
-    maps = attention_maps(trained.network(arch), x, None, own.query, own.blocks, own.heads)
-    about = f"{what}, {trained.img_size} x {trained.img_size} pixels; network {arch.key}"
+    maps = attention_maps(net, x, None, own.query, own.blocks, own.heads)
+    about = f"{what}, {size} x {size} pixels; network {arch.key}"
     picture = draw_attention.png(squares[0].permute(1, 2, 0).numpy())
     found = {"arch": arch.key, "about": about, "picture": picture, "maps": maps}
     files.write(run.folder / "attention.svg", draw_attention.draw(found))
     return found
 
 
-def _picture(trained: Subject, which: int | str) -> tuple[Tensor, str]:
+def _picture(trained: Subject, which: int | str, size: int) -> tuple[Tensor, str]:
     """A picture of the search split by its number, or a file; as the network sees it: (1, 3, size, size), uint8."""
     settings, split = trained.recipe.data, trained.pictures.search
-    cut = EvalTransform(trained.img_size, settings.crop, settings.interpolation)
+    cut = EvalTransform(size, settings.crop, settings.interpolation)
     if isinstance(which, str):
         try:
             return cut(torch.from_numpy(decode(which).copy())[None]), Path(which).name

@@ -83,7 +83,7 @@ def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
 
 def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:
     """The run's recipe for one network: epochs as asked, the warm-up as long a share of them, one look at the end."""
-    recipe, fine, size = run.recipe(), weights == "finetuned", run.facts()["img_size"]
+    recipe, fine, size = run.recipe(), weights == "finetuned", run.input_size()
     own = recipe.optimizer
     warmup = 0.0 if fine else own.warmup_epochs * epochs / recipe.train.epochs
     part = {

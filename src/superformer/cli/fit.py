@@ -41,10 +41,11 @@ def fit(
     if as_json:
         print(json.dumps(found))
         return
+    named = [("original", found["original"]), *(("", row) for row in found["found"])]
     rows = [
-        {"name": row["name"], "accuracy": percent(row["accuracy"]), "latency": f"{1e3 * row['latency']:.3g} ms"}
-        | {c: row[c] for c in ("macs", "params", "key")}
-        for row in found["table"]
+        {"name": "winner" if row["key"] == found["winner"] else name, "accuracy": percent(row["accuracy"])}
+        | {"latency": f"{1e3 * row['latency']:.3g} ms", **{c: row[c] for c in ("macs", "params", "key")}}
+        for name, row in named
     ]
     console.print(table(rows, "On the test pictures"))
     say(f"The winner is in {run}/model")

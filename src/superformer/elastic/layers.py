@@ -191,11 +191,12 @@ class Optional(nn.Module, abc.ABC):
 
 
 class PerChoice(nn.ModuleDict):
-    """Modules private to the values of a choice: a stem for each patch size. A stand-alone network has one of them."""
+    """Modules private to the values of a choice: a stem for each patch size. A stand-alone network has one of them, or,
+    where it is ``bare``, that module in its place."""
 
-    def __init__(self, choice: str, modules: Mapping[Any, nn.Module]):
+    def __init__(self, choice: str, modules: Mapping[Any, nn.Module], bare: bool = False):
         super().__init__({str(k): m for k, m in modules.items()})
-        self.choice = choice
+        self.choice, self.bare = choice, bare
 
     def key(self, values: Mapping[str, object]) -> str:
         return str(values[self.choice])

@@ -283,8 +283,12 @@ class TrainedRun:
     def network(self, arch: Arch) -> Network:
         """A sub-network with the weights it inherits; its batch norms are estimated on training pictures."""
         net = self.net.extract(arch)
-        recalibrate(net, calibration_batches(self.pictures, self.recipe, self.img_size, self.device))
+        recalibrate(net, calibration_batches(self.pictures, self.recipe, self.size_for(net), self.device))
         return net
+
+    def size_for(self, net: Network) -> int:
+        """The size of pictures for one of its networks: its own, where the supernet resizes them and it does not."""
+        return net.space.img_size if self.net.resizes and not net.resizes else self.img_size
 
     def evaluator(self, part: data.Pictures | None = None, limit: int | None = None, varied: bool = False) -> Evaluator:
         """Of sub-networks, on the search split or on another ``part`` of the pictures (see `Evaluator.of`)."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ class NasVit(Network):
     # --- modules ---
 
     def build(self) -> None:
-        space, self.resizes = self.space, bool(self.option("resize"))
+        space = self.space
         self.stem_axis, self.head_axis = (Axis(name, space.widths(name)) for name in ("stem", "head"))
         self.stem = MapConv(fixed("picture", self.in_chans), self.stem_axis, 3, 2)
         self.stem_norm = BatchNorm(self.stem_axis)
@@ -229,8 +230,9 @@ class NasVit(Network):
 
     # --- the pass ---
 
-    def canvas(self, values: Numbers, size: Size) -> Size:
-        return (values["resolution"], values["resolution"]) if self.resizes else size
+    @cached_property
+    def resizes(self) -> bool:
+        return bool(self.option("resize"))
 
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width))

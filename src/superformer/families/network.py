@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -111,9 +112,20 @@ class Network(TimmApi, nn.Module):
         """Axes of tokens whose channels can be put into another order: all that reads or writes them moves along."""
         return ()
 
+    @cached_property
+    def resizes(self) -> bool:
+        """Whether pictures are resized to an architecture's input size: in a space of several input sizes."""
+        return len(self.space.widths("resolution")) > 1
+
     def canvas(self, values: Numbers, size: Size) -> Size:
-        """The size at which pictures of this size run; other than their own in families that resize them."""
-        return size
+        """The size at which pictures of this size run."""
+        return (values["resolution"], values["resolution"]) if self.resizes else size
+
+    def resized(self, x: Tensor, at: Pass) -> Tensor:
+        """Pictures at the size at which they run, as pictures are prepared (bicubic, antialiased)."""
+        if tuple(x.shape[-2:]) == at.canvas:
+            return x
+        return F.interpolate(x, size=at.canvas, mode="bicubic", align_corners=False, antialias=True)
 
     def prefix_tokens(self, stage: int) -> int:
         """How many tokens of a stage come before the patches: its class token, registers."""

@@ -134,7 +134,7 @@ class ResNet(Pyramid):
         return channels_last(x)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        y = F.relu(self.stem(x.permute(0, 2, 3, 1), at.view), inplace=True)
+        y = F.relu(self.stem(self.resized(x, at).permute(0, 2, 3, 1), at.view), inplace=True)
         return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:

@@ -281,7 +281,7 @@ class Swin(Pyramid):
         return arch if size == arch.resolution else replace(arch, resolution=size, stages=stages)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        return self.stem(x, at.view)
+        return self.stem(self.resized(x, at), at.view)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         merging: PatchMerging | None = self.stage(stage).enter

@@ -281,7 +281,7 @@ class Twins(Pyramid):
         return TwinsBlock(operations, stage, entry)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        return x.permute(0, 2, 3, 1)
+        return self.resized(x, at).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         entry: Embedding = self.stage(stage).enter

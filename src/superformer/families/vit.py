@@ -24,14 +24,7 @@ from superformer.elastic.transformer import ACTS, SHARED, Attention, Block, Mlp
 from superformer.families.network import Network, Numbers, Size, StageModule, Widths
 from superformer.space import Arch, Space
 from superformer.space.costs import NOTHING, Cost, Count
-from superformer.space.schema import (
-    Schema,
-    free_heads,
-    in_patches,
-    many_resolutions,
-    undivided_heads,
-    undivided_pictures,
-)
+from superformer.space.schema import Schema, free_heads, in_patches, undivided_heads, undivided_pictures
 
 Prefix = tuple[Table | None, Table | None]
 """A class token and registers."""
@@ -88,7 +81,6 @@ def rules(space: Space) -> Iterable[str]:
         yield "class attention goes with pool=cls, a class token alone and no relative positions, nor with embed_class"
     if option("rel_pos") and not alone:
         yield "relative positions go with a class token alone, without registers"
-    yield from many_resolutions(space)
     yield from undivided_pictures(space.widths("resolution"), *space.widths("patch_size"))
     yield from undivided_heads(space)
     if option("rel_pos") and any(
@@ -100,21 +92,34 @@ def rules(space: Space) -> Iterable[str]:
 class Stem(nn.Module):
     """Patches as tokens: a strided convolution, a position for each token, and the tokens that come first: a class
     token, registers. All are private to a patch size, except that the stems may share these tokens (ViTAS v1, table 2,
-    groups 0 to 2)."""
+    groups 0 to 2); positions are also private to an input size."""
 
-    def __init__(self, pixels: Axis, width: Axis, patch: int, side: int, tokens: Prefix, embedded: int, bias: bool):
+    def __init__(
+        self, pixels: Axis, width: Axis, patch: int, sizes: Sequence[int], tokens: Prefix, embedded: int, bias: bool
+    ):
         super().__init__()
         self.proj = Conv2d(pixels, width, patch, patch, bias=bias)
         self.cls_token, self.reg_token = tokens
-        self.pos_embed = Table(side * side + embedded, width, prefix=embedded)
+        tables = {size: Table((size // patch) ** 2 + embedded, width, prefix=embedded) for size in sizes}
+        self.pos_embed = tables[sizes[0]] if len(sizes) == 1 else PerChoice("resolution", tables, bare=True)
+
+    def positions(self, resolution: int) -> Table:
+        """The table of positions of an input size."""
+        return cast(Table, self.pos_embed[str(resolution)] if isinstance(self.pos_embed, PerChoice) else self.pos_embed)
 
     def with_prefix(self, tokens: Tensor, view: View) -> Tensor:
         """Class token and registers first: (batch, prefix + patches, width)."""
         first = [t(view).expand(tokens.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
         return torch.cat([*first, tokens], 1) if first else tokens
 
-    def cost(self, widths: Widths, patches: Count) -> Cost:
-        cost = self.proj.cost(widths, patches) + self.pos_embed.cost(widths)
+    def cost(self, widths: Widths, values: Numbers, patches: Count) -> Cost:
+        cost = self.proj.cost(widths, patches)
+        if isinstance(self.pos_embed, PerChoice):
+            for size, table in self.pos_embed.items():
+                here = np.equal(values["resolution"], int(size)).astype(np.int64)
+                cost += cast(Table, table).cost(widths).times(here)
+        else:
+            cost += self.pos_embed.cost(widths)
         return sum((t.cost(widths) for t in (self.cls_token, self.reg_token) if t is not None), cost)
 
 
@@ -134,11 +139,11 @@ class Vit(Network):
         space = self.space
         self.width = width = Axis("width", space.widths("width"))
         late, before = bool(self.option("class_attention")), bool(self.option("pre_norm"))
-        resolution = space.widths("resolution")[-1]
         pixels, common, stems = fixed("pixels", self.in_chans), self._prefix(), {}
+        sizes = space.widths("resolution")
         for patch in space.widths("patch_size"):
             tokens = common if space.weights.get("cls_token") == "shared" else self._prefix()
-            stems[patch] = Stem(pixels, width, patch, resolution // patch, tokens, self._embedded, not before)
+            stems[patch] = Stem(pixels, width, patch, sizes, tokens, self._embedded, not before)
         self.stems = PerChoice("patch_size", stems)
         self.norm_pre = LayerNorm(width, self.option("eps")) if before else None
         for i, stage in enumerate(space.stages):
@@ -187,9 +192,10 @@ class Vit(Network):
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         stem = self._stem(at)
-        tokens = stem.proj(x, at.view)
+        tokens = stem.proj(self.resized(x, at), at.view)
+        table = stem.positions(at.arch.resolution)
         # as timm resizes, whose networks are of this family
-        positions = resized(stem.pos_embed(at.view), at.native, at.grid, self._embedded, antialias=True)
+        positions = resized(table(at.view), at.native, at.grid, self._embedded, antialias=True)
         if self.option("class_attention"):
             return tokens + positions
         if self._embedded:
@@ -240,7 +246,7 @@ class Vit(Network):
         rows, cols = self.grid(values, *size)
         total = self.norm_pre.cost(widths) if self.norm_pre is not None else NOTHING
         for patch in self.space.widths("patch_size"):
-            own = cast(Stem, self.stems[str(patch)]).cost(widths, rows * cols)
+            own = cast(Stem, self.stems[str(patch)]).cost(widths, values, rows * cols)
             total += own.times(np.equal(values["patch_size"], patch).astype(np.int64))
         return total
 

@@ -42,13 +42,13 @@ dimension."""
 def pieces(net: Network, arch: Arch, side: str = "left") -> Mapped:
     """Where each tensor of an architecture's stand-alone network lies in a supernet."""
     view, positions = net.view(arch, side), net.positions(arch)
-    out: Mapped = {}
+    top, out = Values({**arch.choices, "resolution": arch.resolution}), Mapped()
     for name, child in net.named_children():
         if child is not net.stages:
-            out |= _module(child, f"{name}.", view, arch.choices)
+            out |= _module(child, f"{name}.", view, top)
     for i, own in enumerate(arch.stages):
         stage = net.stage(i)
-        scope = Values({**arch.choices, **own.choices})
+        scope = Values({**top, **own.choices})
         if stage.enter is not None:
             out |= _module(stage.enter, f"stages.{i}.enter.", view, scope)
         for k, (values, p) in enumerate(zip(own.blocks, positions[i], strict=True)):
@@ -62,7 +62,7 @@ def _module(module: nn.Module, prefix: str, view: View, values: Values) -> Mappe
     out: Mapped = {}
     if isinstance(module, PerChoice):
         key = module.key(values)
-        return _module(module[key], f"{prefix}{key}.", view, values)
+        return _module(module[key], prefix if module.bare else f"{prefix}{key}.", view, values)
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         index = module.index(name, view) if isinstance(module, Elastic) else (None,) * tensor.ndim
         out[prefix + name] = [Piece(tensor, index)]

@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,16 @@ import torch
 from rich.console import Console
 
 from superformer import data, files
-from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
 from superformer.cost.latency_table import LatencyTable
-from superformer.errors import InfeasibleError, SuperformerError
+from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
+from superformer.fitting.aim import Aim as Aim
+from superformer.fitting.aim import pick, room_below
 from superformer.fitting.source import Source
-from superformer.progress import Tell, quiet, teller
+from superformer.fitting.source import space_around as space_around
+from superformer.progress import chapter, doing, quiet, teller
 from superformer.recipes import Recipe, from_tree, merged
 from superformer.runs import SUPERNET, Run, stored
 from superformer.runs.storage import load_supernet
@@ -38,9 +39,7 @@ from superformer.search import search
 from superformer.settings import load_yaml
 from superformer.space import Space, point
 from superformer.space.arch import Arch
-from superformer.space.sampling import say_cost
-from superformer.spaces import model as build
-from superformer.spaces.around import MOST_SPEED_UP, space_around
+from superformer.spaces.around import around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
 from superformer.train.retrain import retrain, write_inherited
@@ -52,33 +51,10 @@ TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
 """Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""
 EPOCHS = 2
 """Of the original, that a time must be enough for: as many minutes are then enough for the others."""
+SECONDS = 2.0
+"""That each network of the table is timed for."""
 COST = "original.json"
-FURTHER, SECONDS = (1.0, 1.5, 2.5, 5.0), 2.0
-LEAST = 1.5
-"""The least speed-up that a space is made for: a front needs room below the limit."""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """What is asked of the winner: one of these limits, or a speed-up."""
-
-    latency: float | None = None
-    macs: float | None = None
-    speed_up: float = 2.0
-    networks: int = 3
-
-    def __post_init__(self) -> None:
-        if self.latency is not None and self.macs is not None:
-            raise SuperformerError("give one limit, --latency-max or --macs-max, not both")
-
-    @property
-    def cost(self) -> str:
-        return "macs" if self.macs is not None else "latency"
-
-    def limit(self, before: Mapping[str, float]) -> float:
-        """The most that the winner may cost."""
-        asked = self.macs if self.cost == "macs" else self.latency
-        return asked if asked is not None else before[self.cost] / self.speed_up
+KEPT = ("key", "accuracy", "latency", "macs", "params")
 
 
 def fit(
@@ -95,13 +71,12 @@ def fit(
     """Fit a pretrained network to pictures and a limit; what is returned is also in ``DIR/fit.json``. ``minutes``: for
     all of it; each part then does as much as fits."""
     home, shown = Path(folder), quiet(console)
-    tell, begun = teller(shown), Stopwatch()
-    source = Source.of(model, checkpoint)
+    begun, source = Stopwatch(), Source.of(model, checkpoint)
     size = img_size or source.size_for(data_spec)
     arch = source.arch(size)
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
-    with _chapter(shown, "1. The original, tuned on your pictures"):
+    with chapter(shown, "1. The original, tuned on your pictures"):
         own = TUNING * minutes if minutes is not None else None
         recipe = _original(source, arch, changes)
         with _whole_time(minutes, TUNING / EPOCHS, ""):
@@ -110,33 +85,25 @@ def fit(
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
         teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
-    with _chapter(shown, "2. What of it may go first"):
-        orders = _orders(home, original, net, tell)
+    with chapter(shown, "2. What of it may go first"):
+        orders = _orders(home, original, net, shown)
         left = _shares(home, minutes, begun, aim.networks)
-    with _chapter(shown, "3. The supernet around it"):
-        space = space_around(arch, before["shrink"], size, orders.blocks)
+    with chapter(shown, "3. The supernet around it"):
+        space = around(arch, before["shrink"], orders.blocks)
         recipe = _supernet(source, space, home, teacher, changes)
         with _whole_time(minutes, (left["supernet"] or 0) / (minutes or 1), ", in a new folder"):
             train(recipe, data_spec, home, console=console, minutes=left["supernet"])
-    with _chapter(shown, "4. Search"):
+    with chapter(shown, "4. Search"):
         found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console, minutes=left["search"])
-    with _chapter(shown, "5. The networks that were found, each by itself"):
+    with chapter(shown, "5. The networks that were found, each by itself"):
         limit = _limit(aim, home, space, before)
-        chosen = pick(found["front"], aim.cost, limit, aim.networks)
-        rows = []
-        for row in chosen:  # the winner last: it is the network that is handed over
-            rows.append(retrain(home, row["key"], console=console, minutes=left["retrain"]).rows[-1])
-        table = _table(original, net, home, rows)
-        pictures = len(data.load(data_spec, original.recipe().data, size).test())
-        result = {"limit": limit, "cost": aim.cost, "original": before, "table": table, "pictures": pictures}
+        rows = [  # the winner last: it is the network that is handed over
+            retrain(home, row["key"], console=console, minutes=left["retrain"]).rows[-1]
+            for row in pick(found["front"], aim.cost, limit, aim.networks)
+        ]
+        result = {"cost": aim.cost, "limit": limit, **_table(original, net, home, rows)}
         files.write_object(home / "fit.json", result)
     return result
-
-
-@contextmanager
-def _chapter(console: Console, title: str) -> Iterator[None]:
-    console.rule(title, align="left")
-    yield
 
 
 def _trees() -> dict[str, Any]:
@@ -188,7 +155,7 @@ def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) 
     return {name: float(found[name]) for name in ("supernet", "search", "retrain")}
 
 
-def _orders(home: Path, original: Run, net: Network, tell: Tell) -> Orders:
+def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders:
     path = home / "orders.json"
     if path.exists():
         return Orders.load(path)
@@ -198,78 +165,28 @@ def _orders(home: Path, original: Run, net: Network, tell: Tell) -> Orders:
     x = torch.cat(some)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(recipe.seed))
     cut = max(len(x) - BLOCKS, len(x) // 2)
-    found = measure(net, [x[order[:cut]]], x[order[cut:]], recipe.seed)
+    with doing(console, f"measuring what matters on {len(x)} training pictures") as now:
+        found = measure(net, [x[order[:cut]]], x[order[cut:]], recipe.seed, now)
     found.save(path)
-    tell(found.text())
+    teller(console)(found.text())
     return found
-
-
-def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
-    """What the network costs here, and how far down the space around it must go (``shrink``) for the limit. One that it
-    cannot reach is refused before anything is trained."""
-    name, net = aim.cost, build(arch).eval()
-    before = {"macs": float(cost(net.space, [arch], num_classes=net.num_classes).macs[0]), "latency": 0.0}
-    before["latency"] = measure_in_turn([net], arch.resolution, seconds=SECONDS / 2)[0].median
-    wanted = before[name] / aim.limit(before)
-    for further in FURTHER:
-        shrink = min(max(wanted, LEAST) * further, MOST_SPEED_UP)
-        space = space_around(arch, shrink)
-        small = space.smallest()
-        least = float(cost(space, [small], num_classes=net.num_classes).macs[0])
-        if name == "latency":  # in turn, so that both are measured on the same machine, however busy
-            times = measure_in_turn([net, build(small).eval()], arch.resolution, seconds=SECONDS / 2)
-            least, now = (t.median for t in reversed(times))
-            before["latency"] = now
-            wanted = now / aim.limit(before)
-        if least <= before[name] / wanted:
-            return before | {"shrink": shrink, "least": least}
-    limit, found, own = (_say(name, v) for v in (aim.limit(before), least, before[name]))
-    told = f"no network around {arch.key} has at most {limit}; the least is {found}, and the network itself has {own}"
-    raise InfeasibleError(told)
-
-
-def _say(name: str, value: float) -> str:
-    """2.5 M MACs, 3.2 ms."""
-    return say_cost(name, value) + " MACs" * (name == "macs")
 
 
 def _limit(aim: Aim, home: Path, space: Space, before: Mapping[str, float]) -> float:
     """The most that the winner may cost; a speed-up is one against what the table of times says of the original."""
     if aim.cost == "macs" or aim.latency is not None:
-        return aim.limit(before)
+        return aim.limit(before[aim.cost])
     how: dict[str, Any] = {"runtime": "eager", "threads": 1, "batch": 1, "device": "cpu"}
     table = LatencyTable.load(home / LatencyTable.file_name(**how), **how)
     return float(table.latency(space, space.largest())[0]) / aim.speed_up
 
 
-def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:
-    """Some networks of a front, the winner (the most accurate within the limit) last: the others lie at about equal
-    steps of cost between the cheapest and the dearest."""
-    inside = [row for row in front if row[name] <= limit]
-    if not inside:
-        least = _say(name, min(row[name] for row in front))
-        raise InfeasibleError(f"no network that was found has at most {_say(name, limit)}; the least is {least}")
-    winner = max(inside, key=lambda row: (row["accuracy"], -row[name]))
-    low, high = (f(row[name] for row in front) for f in (min, max))
-    marks = [low + (high - low) * k / max(networks - 1, 1) for k in range(networks)]
-    others: list[dict[str, Any]] = []
-    for mark in marks:
-        row = min(front, key=lambda r: abs(r[name] - mark))
-        if row is not winner and row not in others:
-            others.append(row)
-    return [*others[: networks - 1], winner]
-
-
-def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The original and the networks that were found, on the test pictures, all timed in turn."""
-    models = [net]
-    models += [load_supernet(home / "retrained" / f"{r['key']}-{r['weights']}" / SUPERNET).eval() for r in rows]
-    times = measure_in_turn(models, net.space.img_size, seconds=SECONDS)
-    own = evaluate(original.folder, ["largest"], "test")[0]
-    first = {"name": "original", "key": net.space.smallest().key, "weights": "finetuned"}
-    named = [{**r, "name": "winner" if k == len(rows) - 1 else "found"} for k, r in enumerate(rows)]
-    out = []
-    for row, time in zip([first | {n: own[n] for n in ("accuracy", "macs", "params")}, *named], times, strict=True):
-        kept = ("name", "accuracy", "macs", "params", "key", "weights")
-        out.append({**{n: row[n] for n in kept}, "latency": time.median})
-    return sorted(out, key=lambda row: -row["latency"])
+def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The original and the networks that were found, on the test pictures, all timed in turn; the winner's key."""
+    models = [load_supernet(home / "retrained" / f"{r['key']}-{r['weights']}" / SUPERNET).eval() for r in rows]
+    times = measure_in_turn([net, *models], seconds=SECONDS)
+    first = {**evaluate(original.folder, ["largest"], "test")[0], "key": net.space.smallest().key}
+    both = [{**row, "latency": time.median} for row, time in zip([first, *rows], times, strict=True)]
+    table = [{name: row[name] for name in KEPT} for row in both]
+    found = sorted(table[1:], key=lambda row: -row["latency"])
+    return {"original": table[0], "found": found, "winner": rows[-1]["key"], "pictures": rows[-1]["pictures"]}

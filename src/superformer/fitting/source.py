@@ -3,20 +3,25 @@ folder of a network of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timm
+from torch import nn
 
 from superformer import data
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
+from superformer.interop.timm_weights import from_timm
 from superformer.recipes.settings import Data, Start
 from superformer.runs.storage import load_network
 from superformer.space.arch import Arch
 from superformer.space.schema import family
+from superformer.space.space import Space
+from superformer.spaces.around import around
 from superformer.train.warm_start import from_timm_settings
 
 
@@ -29,17 +34,21 @@ class Source:
     prepared: dict[str, Any]
 
     @staticmethod
-    def of(model: str, checkpoint: str | None = None) -> Source:
+    def of(model: str, checkpoint: str | None = None, pretrained: bool = True) -> Source:
         """Find a network; one that cannot be taken is refused with the reason."""
         path = Path(model)
         folder = path / "model" if (path / "model" / CONFIG).exists() else path
         if (folder / CONFIG).exists():
+            if checkpoint is not None:
+                raise SuperformerError(
+                    f"{model} has its own weights: --checkpoint goes with the name of a timm network"
+                )
             found = load_network(folder)
             prepared = {"mean": list(found.mean), "std": list(found.std)}
             return Source(found.net, Start(network=str(folder)), prepared)
         if path.exists():
             raise SuperformerError(f"{model} is there, and is no folder of a network ({CONFIG} and its weights)")
-        start = Start(timm=model, checkpoint=checkpoint)
+        start = Start(timm=model, checkpoint=checkpoint, pretrained=pretrained)
         net = from_timm_settings(start)
         known = timm.get_pretrained_cfg(model, allow_unregistered=True)
         config = known.to_dict() if known is not None else {}  # type: ignore[no-untyped-call]
@@ -57,3 +66,24 @@ class Source:
         """Its architecture for pictures of this size."""
         arch = self.net.space.smallest()
         return arch if size == arch.resolution else family(arch.family).rescaled(arch, size)
+
+
+def space_around(
+    model: str | nn.Module | Arch,
+    speed_up: float = 2.0,
+    img_size: int | None = None,
+    order: Sequence[Sequence[int]] = (),
+    sizes: Sequence[int] | None = None,
+) -> Space:
+    """The space around a network (`superformer.spaces.around`): an architecture or a network of ours, a network of
+    timm's, the name of one, or a folder. ``img_size``: of the pictures, if not the network's own."""
+    if isinstance(model, Arch):
+        arch = model
+    elif isinstance(model, Network):
+        arch = model.space.smallest()
+    elif isinstance(model, nn.Module):
+        arch = from_timm(model).space.smallest()
+    else:
+        arch = Source.of(model, pretrained=False).net.space.smallest()
+    arch = arch if img_size in (None, arch.resolution) else family(arch.family).rescaled(arch, int(img_size or 0))
+    return around(arch, speed_up, order, sizes)

@@ -11,22 +11,22 @@ from superformer.report.markup import Section, axis, bars, chart_section, place,
 def networks(inputs: Inputs) -> Section | None:
     """Test accuracy against time or MACs, the original among them."""
     name = str(inputs.fit.get("cost"))
-    rows = [r for r in inputs.fit.get("table", []) if number(r.get("accuracy")) and number(r.get(name))]
-    if not rows:
+    first, found = inputs.fit.get("original"), inputs.fit.get("found", [])
+    if first is None or not found:
         return None
-    pictures = number(inputs.fit.get("pictures")) or 0
-    first = [r for r in rows if r.get("name") == "original"]
-    found = sorted((r for r in rows if r.get("name") != "original"), key=lambda r: float(r[name]))
+    pictures, winner = number(inputs.fit.get("pictures")) or 0, inputs.fit.get("winner")
     label = f"Test accuracy against {name} of the original and of {len(found)} networks that were found"
     lines = [
         series(title, [r[name] for r in some], [100 * r["accuracy"] for r in some], style, colour)
-        for title, some, style, colour in (("found", found, "both", 0), ("original", first, "dots", 1))
+        for title, some, style, colour in (("found", found, "both", 0), ("original", [first], "dots", 1))
     ]
     limit = number(inputs.fit.get("limit"))
     x = axis("latency, one picture" if name == "latency" else "MACs", "seconds" if name == "latency" else "amount", 0)
     chart = plot(label, x, axis("test accuracy", "percent"), lines, limit=limit)
     columns = ["network", "test accuracy", "latency", "MACs", "parameters", "times as fast"]
-    table = markup.table(columns, [_cells(r, first, pictures) for r in rows], "Fitted networks", words=1)
+    table = markup.table(
+        columns, [_cells(r, first, pictures, winner) for r in (first, *found)], "Fitted networks", words=1
+    )
     told = (
         "A pretrained network was tuned on the pictures (the original). A supernet around it, which begins with what "
     )
@@ -39,14 +39,15 @@ def networks(inputs: Inputs) -> Section | None:
     return chart_section("fitted", "Fitted to your pictures", told, "The original and faster networks", chart, table)
 
 
-def _cells(row: Row, first: list[Row], pictures: float) -> list[str]:
-    faster = f"{first[0]['latency'] / row['latency']:.2f}" if first and number(row.get("latency")) else ""
-    costs = [seconds(row.get("latency")), amount(float(row["macs"])), amount(float(row["params"]))]
+def _cells(row: Row, first: Row, pictures: float, winner: str) -> list[str]:
+    name = "original" if row is first else "winner" if row["key"] == winner else "found"
     return [
-        f"{row.get('name')} ({row.get('key')})",
+        f"{name} ({row['key']})",
         f"{percent(row['accuracy'])}{chance(row['accuracy'], pictures)}",
-        *costs,
-        faster,
+        seconds(row["latency"]),
+        amount(float(row["macs"])),
+        amount(float(row["params"])),
+        f"{first['latency'] / row['latency']:.2f}",
     ]
 
 

@@ -177,6 +177,10 @@ class Run:
     def facts(self) -> dict[str, Any]:
         return stored.facts(self.folder)
 
+    def input_size(self) -> int | None:
+        """The size of pictures of its networks; None is each one's own, in a space of several."""
+        return int(self.facts()["img_size"]) if len(self.space().widths("resolution")) == 1 else None
+
     def arch(self, which: str) -> Arch:
         """What a word means: smallest, largest, best (of the last search), baseline (what it was compared with), a key
         of its front, or a file."""

@@ -23,8 +23,7 @@ OURS = (*COSTS, "accuracy", "loss", "key", "arch", "measured", "measured_through
 
 def kit_of(run: Run, networks: int = NETWORKS) -> Kit:
     """The kit of a run's space, at the size of its pictures."""
-    facts = run.facts()
-    return Kit(run.space(), max(len(facts["classes"]), 1), facts["img_size"], networks)
+    return Kit(run.space(), max(len(run.facts()["classes"]), 1), run.input_size(), networks)
 
 
 def export_kit(folder: str | Path, out: str | Path, networks: int = NETWORKS, tell: Tell = lambda text: None) -> Kit:

@@ -61,7 +61,9 @@ FILES = {
         {"supernet": NUMBER, "search": NUMBER, "retrain": NUMBER}, _anew.format("superformer fit ...")
     ),
     "orders.json": Stored({"units": dict, "blocks": [list]}, _anew.format("superformer fit ...")),
-    "fit.json": Stored({"cost": str, "limit": NUMBER, "table": [_row]}, _anew.format("superformer fit ...")),
+    "fit.json": Stored(
+        {"cost": str, "limit": NUMBER, "original": _row, "found": [_row]}, _anew.format("superformer fit ...")
+    ),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
 TABLE = Stored(

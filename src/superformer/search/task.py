@@ -73,7 +73,7 @@ class Task:
         memory = None
         if "memory" in asked:
             tell("following networks through a pass to count their memory")
-            memory = MemoryTable.build(net.space, net.num_classes, run.facts()["img_size"], seed=options.seed)
+            memory = MemoryTable.build(net.space, net.num_classes, run.input_size(), seed=options.seed)
 
         def costs(genes: Genes) -> dict[str, Floats]:
             tables = predicted_costs(net.space, genes, latency, throughput, memory, own_costs)
@@ -106,7 +106,7 @@ def refuse_unreachable(run: Run, net: Network, limits: Limits, options: Options)
     if not asked:
         return
     models = [net.extract(arch).eval() for arch in (net.space.smallest(), net.space.largest())]
-    img_size = run.facts()["img_size"]
+    img_size = run.input_size()
     for runtime, apart in {"eager": FASTER, options.runtime: APART}.items():
         for name in asked:
             if name == "memory":
@@ -150,7 +150,7 @@ def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: T
         on = "" if options.device == "cpu" else f" on {options.device}"
         tell(f"measuring the time that networks take for {pictures}{on}, for about {options.table_seconds:g} s")
         how |= {"seconds": options.table_seconds, "seed": options.seed}
-        found = LatencyTable.build(net.space, net.num_classes, run.facts()["img_size"], **how)
+        found = LatencyTable.build(net.space, net.num_classes, run.input_size(), **how)
         found.save(path)
         off = f"off by {100 * found.fit.median_error:.1f} % (median), rank correlation {found.fit.rank:.2f}"
         tell(f"predicted time of networks it did not see: {off}")

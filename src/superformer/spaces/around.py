@@ -1,53 +1,68 @@
-"""The space around a network: the network itself is its largest point, and smaller widths, fewer heads and fewer blocks
-lie below it, in steps that hardware likes.
+"""The space around a network: the network itself is its largest point, and smaller pictures, smaller widths, fewer
+heads and fewer blocks lie below it, in steps that hardware likes.
 
-How far down follows from the wanted speed-up. MACs shrink with the depth and, of a matrix between two axes, with both
-widths, so each of depth and widths goes down by about the square root of it, and a little further, so that the search
-has a choice between a few large blocks and many small ones."""
+How far down follows from the wanted speed-up. MACs shrink with the depth, with the pixels of a picture and, of a matrix
+between two axes, with both widths, so each of depth, pixels and widths goes down by about the square root of it, and a
+little further, so that the search has a choice between a few large blocks, many small ones, and fewer tokens."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from superformer.errors import SuperformerError
-from superformer.families.network import Network
+from superformer.errors import SpaceError, SuperformerError
 from superformer.space.arch import Arch, Value, Values
 from superformer.space.schema import family
-from superformer.space.space import Space
+from superformer.space.space import Space, point
 from superformer.space.stage import Choice, Spec, Stage, Times
 
-STEPS = 8
-"""The most values of a width."""
+STEPS, MOST_SIZES = 8, 5
+"""The most values of a width, and of the size of pictures."""
 LEAST_SPEED_UP, MOST_SPEED_UP = 1.05, 100.0
 
 
-def space_around(
-    network: Arch | Network, speed_up: float = 2.0, img_size: int | None = None, order: Sequence[Sequence[int]] = ()
+def around(
+    arch: Arch, speed_up: float = 2.0, order: Sequence[Sequence[int]] = (), sizes: Sequence[int] | None = None
 ) -> Space:
     """The space of a network and smaller ones, down to a ``speed_up`` times smaller cost and somewhat further.
 
-    ``img_size``: of the pictures, if not the network's own. ``order``: of each stage its blocks, those that matter most
-    first (`superformer.train.importance`); without it the last ones go first. Patch sizes, windows, kernels and input
-    sizes stay: with those of the network its weights have their meaning."""
+    ``order``: of each stage its blocks, those that matter most first (`superformer.train.importance`); without it the
+    last ones go first. ``sizes``: of the pictures, besides the network's own; else smaller ones, where the family can
+    have several. Patch sizes, windows and kernels stay: with those of the network its weights have their meaning."""
     if not LEAST_SPEED_UP <= speed_up <= MOST_SPEED_UP:
         given = f"{speed_up:g}"
         raise SuperformerError(f"a speed-up is a factor from {LEAST_SPEED_UP} to {MOST_SPEED_UP:g}, not {given}")
-    arch = network if isinstance(network, Arch) else network.space.smallest()
-    schema, down = family(arch.family).schema, 1 / (1.25 * math.sqrt(speed_up))
+    own = family(arch.family)
+    schema, down = own.schema, 1 / (1.25 * math.sqrt(speed_up))
     if order and [sorted(o) for o in order] != [list(range(len(s.blocks))) for s in arch.stages]:
         raise SuperformerError("an order names every block of every stage once; this one is of another network")
     top = {k: _widths(schema.widths, k, v, down) for k, v in arch.choices.items()}
     stages = []
-    for i, own in enumerate(arch.stages):
-        choices = {k: _widths(schema.widths, k, v, down) for k, v in own.choices.items()}
-        blocks = [_block(schema.widths, values, down) for values in own.blocks]
-        most = len(own.blocks)
+    for i, stage in enumerate(arch.stages):
+        choices = {k: _widths(schema.widths, k, v, down) for k, v in stage.choices.items()}
+        blocks = [_block(schema.widths, values, down) for values in stage.blocks]
+        most = len(stage.blocks)
         least = max(math.floor((most + schema.opens) * down) - schema.opens, 0 if schema.opens else 1)
         depths = range(least, most + 1)
         stages.append(Stage(blocks, depths if most else 0, choices, order=tuple(order[i]) if order else ()))
-    size = img_size or arch.resolution
-    return Space(f"around-{arch.key}", arch.family, tuple(stages), top, size, dict(arch.options))
+    name, options = f"around-{arch.key}", dict(arch.options)
+    if sizes is None:
+        sizes = input_sizes(arch, down)
+        try:
+            return Space(name, arch.family, tuple(stages), {**top, "resolution": sizes}, arch.resolution, options)
+        except SpaceError:  # tables of positions, or windows, that fit one input size only
+            sizes = ()
+    sizes = sorted({*sizes, arch.resolution})
+    return Space(name, arch.family, tuple(stages), {**top, "resolution": sizes}, arch.resolution, options)
+
+
+def input_sizes(arch: Arch, down: float) -> list[int]:
+    """Sizes of pictures with this share of the pixels and more, in steps of the last stage's patches."""
+    step = family(arch.family).skeleton(point(arch), 1).reduction(arch, len(arch.stages) - 1)
+    least = max(math.floor(arch.resolution * math.sqrt(down) / step), 1) * step
+    while (arch.resolution - least) / step > MOST_SIZES - 1:
+        step *= 2
+    return [*range(arch.resolution, least - 1, -step)][::-1]
 
 
 def _block(known: Mapping[str, int | str], values: Values, down: float) -> dict[str, Spec]:

@@ -14,7 +14,7 @@ every width and depth what matters most."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from superformer.elastic.axis import Pass
 from superformer.elastic.layers import Table
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.progress import Tell
 from superformer.train.channel_sort import Place, groups, move_units, token_groups
 
 CHUNK = 32
@@ -80,16 +81,12 @@ class Orders:
             return Orders(units, importance, blocks, moved, int(tree["pictures"]))
 
 
-Told = Callable[[int, int], None]
-"""Is told how much is done, of how much."""
-
-
 def measure(
-    net: Network, batches: Iterable[Tensor], block_pictures: Tensor, seed: int = 0, told: Told = lambda done, of: None
+    net: Network, batches: Iterable[Tensor], block_pictures: Tensor, seed: int = 0, now: Tell = lambda text: None
 ) -> Orders:
     """The orders of a stand-alone network: of units by ``batches`` of pictures, of blocks by some others."""
-    effects, pictures = unit_effects(net, batches, seed)
-    blocks, moved = block_order(net, block_pictures, told)
+    effects, pictures = unit_effects(net, batches, seed, now)
+    blocks, moved = block_order(net, block_pictures, now)
     units = {name: tuple(torch.argsort(e, descending=True, stable=True).tolist()) for name, e in effects.items()}
     return Orders(units, {k: tuple(v.tolist()) for k, v in effects.items()}, blocks, moved, pictures)
 
@@ -100,18 +97,17 @@ def _gates(net: Network) -> list[tuple[str, int, list[Place]]]:
     for name, count, places in groups(net):
         found.append((name, count, [p for p in places if p.tensor.ndim > 1 and p.dim == 1]))
     norms = {id(p) for m in net.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d) for p in m.parameters()}
+    # added to the tokens as they are: positions, the class token
+    tables = {id(m.weight) for m in net.modules() if isinstance(m, Table)}
     for name, count, places in token_groups(net):
         matrices = [p for p in places if isinstance(p.tensor, nn.Parameter) and id(p.tensor) not in norms]
-        found.append((name, count, [p for p in matrices if p.dim == 0 or _is_table(net, p.tensor)]))
+        found.append((name, count, [p for p in matrices if p.dim == 0 or id(p.tensor) in tables]))
     return found
 
 
-def _is_table(net: Network, tensor: Tensor) -> bool:
-    """Whether a tensor is added to the tokens itself (positions, the class token)."""
-    return any(isinstance(m, Table) and m.weight is tensor for m in net.modules())
-
-
-def unit_effects(net: Network, batches: Iterable[Tensor], seed: int = 0) -> tuple[dict[str, Tensor], int]:
+def unit_effects(
+    net: Network, batches: Iterable[Tensor], seed: int = 0, now: Tell = lambda text: None
+) -> tuple[dict[str, Tensor], int]:
     """The mean square effect of each unit's gate over pictures, and how many pictures there were."""
     gates = _gates(net)
     total = {name: torch.zeros(count, dtype=torch.float64) for name, count, _ in gates}
@@ -121,11 +117,12 @@ def unit_effects(net: Network, batches: Iterable[Tensor], seed: int = 0) -> tupl
         for x in torch.split(batch, 1):  # squares are those of single pictures
             net.zero_grad()
             logits = net(x)
-            label = torch.multinomial(F.softmax(logits.detach(), -1), 1, generator=generator)[:, 0]
-            F.cross_entropy(logits, label).backward()  # type: ignore[no-untyped-call]
+            label = torch.multinomial(F.softmax(logits.detach().float().cpu(), -1), 1, generator=generator)[:, 0]
+            F.cross_entropy(logits, label.to(logits.device)).backward()  # type: ignore[no-untyped-call]
             for name, count, places in gates:
                 total[name] += torch.stack([_products(p, count) for p in places]).sum(0).square()
             pictures += 1
+            now(f"importance of heads, hidden units and channels: {pictures} pictures")
     net.zero_grad()
     net.train(training)
     return {name: value / max(pictures, 1) for name, value in total.items()}, pictures
@@ -136,7 +133,7 @@ def _products(place: Place, count: int) -> Tensor:
     if place.tensor.grad is None:
         return torch.zeros(count, dtype=torch.float64)
     product = (place.tensor.detach() * place.tensor.grad).transpose(0, place.dim)
-    return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).double()
+    return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).double().cpu()
 
 
 Blocks = list[list[int]]
@@ -145,7 +142,7 @@ Blocks = list[list[int]]
 
 @torch.inference_mode()
 def block_order(
-    net: Network, x: Tensor, told: Told = lambda done, of: None
+    net: Network, x: Tensor, now: Tell = lambda text: None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Of each stage its blocks, the last to go first, and how far the predictions had moved when each went."""
     training, least = net.training, 0 if net.schema.opens else 1
@@ -156,7 +153,7 @@ def block_order(
     whole, _ = _without_each(net, at, x, kept, [])
     rounds = sum(max(len(k) - least, 0) for k in kept)
     for n in range(rounds):
-        told(n, rounds)
+        now(f"importance of blocks: {n} of {rounds} have gone")
         tried = [(i, p) for i, own in enumerate(kept) if len(own) > least for p in own]
         _, found = _without_each(net, at, x, kept, tried)
         moved = [float((whole.exp() * (whole - other)).sum(-1).mean()) for other in found]

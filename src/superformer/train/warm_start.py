@@ -208,6 +208,11 @@ class _Draft:
             for key, child in mine.items():
                 if (source := _source_key(mine.choice, key, theirs)) is not None:
                     self.modules(child, theirs[source])
+        elif isinstance(mine, PerChoice):  # a stand-alone network has one module in its place
+            for child in mine.values():
+                self.modules(child, theirs)
+        elif isinstance(theirs, PerChoice):
+            self.modules(mine, theirs[max(theirs, key=int)])
         elif isinstance(mine, RelativePosition) and isinstance(theirs, RelativePosition):
             self.relative(mine, theirs)
         elif isinstance(mine, Attention) and isinstance(theirs, Attention) and (mine.qkv is None or theirs.qkv is None):
@@ -303,8 +308,9 @@ class _Draft:
 
 
 def _source_key(choice: str, key: str, theirs: PerChoice) -> str | None:
-    """Modules are private to a value of a choice; only tables of windows can also be made of the nearest window's."""
-    if key in theirs or choice != "window":
+    """Modules are private to a value of a choice; only tables of windows and of positions can also be made of those of
+    the nearest window or input size."""
+    if key in theirs or choice not in ("window", "resolution"):
         return key if key in theirs else None
     return min(theirs, key=lambda other: abs(int(other) - int(key)))
 

@@ -1,0 +1,92 @@
+"""What is asked of a fit: a limit or a speed-up; whether a network can meet it; which networks of a front are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from superformer.cost import cost
+from superformer.cost.latency import measure_in_turn
+from superformer.errors import InfeasibleError, SuperformerError
+from superformer.families.network import Network
+from superformer.space.arch import Arch
+from superformer.space.sampling import say_cost
+from superformer.spaces import model as build
+from superformer.spaces.around import MOST_SPEED_UP, around
+
+FURTHER = (1.0, 1.5, 2.5, 5.0)
+"""How much further down than asked a space is made, until its smallest network meets the limit."""
+LEAST = 1.5
+"""The least speed-up that a space is made for: a front needs room below the limit."""
+RUNG = 1.5
+"""Between the costs of two networks that are kept."""
+SECONDS = 1.0
+"""That a network is timed for."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is asked of the winner: one of these limits, or a speed-up."""
+
+    latency: float | None = None
+    macs: float | None = None
+    speed_up: float = 2.0
+    networks: int = 3
+
+    def __post_init__(self) -> None:
+        if self.latency is not None and self.macs is not None:
+            raise SuperformerError("give one limit, --latency-max or --macs-max, not both")
+
+    @property
+    def cost(self) -> str:
+        return "macs" if self.macs is not None else "latency"
+
+    def limit(self, before: float) -> float:
+        """The most that the winner may cost, where the network itself costs this much."""
+        asked = self.macs if self.cost == "macs" else self.latency
+        return asked if asked is not None else before / self.speed_up
+
+
+def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
+    """What the network costs here (``macs``, ``latency``), and how far down the space around it must go (``shrink``).
+    A limit that it cannot reach is refused, before anything is trained."""
+    net, name = build(arch).eval(), aim.cost
+    own = _costs([net])[0]
+    for further in FURTHER:
+        shrink = min(max(own[name] / aim.limit(own[name]), LEAST) * further, MOST_SPEED_UP)
+        small = around(arch, shrink).smallest()
+        own, least = _costs([net, build(small).eval()])
+        if least[name] <= aim.limit(own[name]):
+            return own | {"shrink": shrink}
+    limit, reached, before = (_say(name, v) for v in (aim.limit(own[name]), least[name], own[name]))
+    told = f"no network around {arch.key} has at most {limit}; the least has {reached}, the network itself {before}"
+    raise InfeasibleError(told)
+
+
+def _say(name: str, value: float) -> str:
+    """2.5 M MACs, 3.2 ms."""
+    return say_cost(name, value) + " MACs" * (name == "macs")
+
+
+def _costs(nets: Sequence[Network]) -> list[dict[str, float]]:
+    """Of networks, timed in turn, so that all see the same machine, however busy."""
+    times = measure_in_turn(nets, seconds=SECONDS)
+    macs = [float(cost(n.space, [n.space.smallest()], n.num_classes).macs[0]) for n in nets]
+    return [{"macs": m, "latency": t.median} for m, t in zip(macs, times, strict=True)]
+
+
+def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:
+    """Some networks of a front, the winner (the most accurate within the limit) last: the others are the most accurate
+    within limits that are 1.5 times as large, 1.5 times as small, and so on."""
+    if not any(row[name] <= limit for row in front):
+        least, asked = (_say(name, v) for v in (min(row[name] for row in front), limit))
+        raise InfeasibleError(f"no network that was found has at most {asked}; the least has {least}")
+    rungs = [RUNG**k for n in range(1, len(front) + networks) for k in (n, -n)]
+    kept: list[dict[str, Any]] = []
+    for rung in (1.0, *rungs):
+        inside = [row for row in front if row[name] <= limit * rung]
+        if inside and len(kept) < networks:
+            row = max(inside, key=lambda r: (r["accuracy"], -r[name]))
+            kept += [row] if row not in kept else []
+    return kept[::-1]
