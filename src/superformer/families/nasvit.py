@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -134,7 +133,7 @@ class NasVit(Network):
     # --- modules ---
 
     def build(self) -> None:
-        space = self.space
+        space, self.resizes = self.space, bool(self.option("resize"))
         self.stem_axis, self.head_axis = (Axis(name, space.widths(name)) for name in ("stem", "head"))
         self.stem = MapConv(fixed("picture", self.in_chans), self.stem_axis, 3, 2)
         self.stem_norm = BatchNorm(self.stem_axis)
@@ -229,10 +228,6 @@ class NasVit(Network):
         return self.axes[stage].width
 
     # --- the pass ---
-
-    @cached_property
-    def resizes(self) -> bool:
-        return bool(self.option("resize"))
 
     def grid(self, values: Numbers, height: Count, width: Count) -> Size:
         return halved((height, width))

@@ -85,6 +85,7 @@ class Network(TimmApi, nn.Module):
         self.sharing = sharing if isinstance(sharing, Sharing) else Sharing(sharing)
         self.stages = nn.ModuleList()
         self.grad_checkpointing = False
+        self.resizes = len(space.widths("resolution")) > 1  # pictures, to the input size of an architecture
         self.pretrained_cfg = self.default_cfg = {}
         self._plans: dict[object, Pass] = {}
         self.build()
@@ -111,11 +112,6 @@ class Network(TimmApi, nn.Module):
     def token_channels(self) -> Sequence[Axis]:
         """Axes of tokens whose channels can be put into another order: all that reads or writes them moves along."""
         return ()
-
-    @cached_property
-    def resizes(self) -> bool:
-        """Whether pictures are resized to an architecture's input size: in a space of several input sizes."""
-        return len(self.space.widths("resolution")) > 1
 
     def canvas(self, values: Numbers, size: Size) -> Size:
         """The size at which pictures of this size run."""

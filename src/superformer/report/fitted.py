@@ -14,7 +14,7 @@ def networks(inputs: Inputs) -> Section | None:
     first, found = inputs.fit.get("original"), inputs.fit.get("found", [])
     if first is None or not found:
         return None
-    pictures, winner = number(inputs.fit.get("pictures")) or 0, inputs.fit.get("winner")
+    pictures, winner = number(inputs.fit.get("pictures")) or 0, str(inputs.fit.get("winner"))
     label = f"Test accuracy against {name} of the original and of {len(found)} networks that were found"
     lines = [
         series(title, [r[name] for r in some], [100 * r["accuracy"] for r in some], style, colour)

@@ -1,14 +1,16 @@
 """The space around a network: the network itself is its largest point, and smaller pictures, smaller widths, fewer
 heads and fewer blocks lie below it, in steps that hardware likes.
 
-How far down follows from the wanted speed-up. MACs shrink with the depth, with the pixels of a picture and, of a matrix
-between two axes, with both widths, so each of depth, pixels and widths goes down by about the square root of it, and a
-little further, so that the search has a choice between a few large blocks, many small ones, and fewer tokens."""
+How far down follows from the wanted speed-up, and from what a trained network can spare: it knows most of what it knew
+on smaller pictures, a good part of it with fewer hidden units or blocks, and least with fewer channels of its tokens,
+which all of it reads and writes. So pixels go down by the whole of it and further, depth and widths by its square root,
+and the width of tokens by the root of that."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from superformer.errors import SpaceError, SuperformerError
 from superformer.space.arch import Arch, Value, Values
@@ -18,6 +20,8 @@ from superformer.space.stage import Choice, Spec, Stage, Times
 
 STEPS, MOST_SIZES = 8, 5
 """The most values of a width, and of the size of pictures."""
+FURTHER = 1.5
+"""Than the speed-up: a front needs room below its winner."""
 LEAST_SPEED_UP, MOST_SPEED_UP = 1.05, 100.0
 
 
@@ -32,32 +36,34 @@ def around(
     if not LEAST_SPEED_UP <= speed_up <= MOST_SPEED_UP:
         given = f"{speed_up:g}"
         raise SuperformerError(f"a speed-up is a factor from {LEAST_SPEED_UP} to {MOST_SPEED_UP:g}, not {given}")
-    own = family(arch.family)
-    schema, down = own.schema, 1 / (1.25 * math.sqrt(speed_up))
     if order and [sorted(o) for o in order] != [list(range(len(s.blocks))) for s in arch.stages]:
         raise SuperformerError("an order names every block of every stage once; this one is of another network")
-    top = {k: _widths(schema.widths, k, v, down) for k, v in arch.choices.items()}
+    if sizes is None:
+        sizes = input_sizes(arch, 1 / (FURTHER * speed_up))
+        with suppress(SpaceError):  # tables of positions, or windows, that fit one input size only
+            return _space(arch, speed_up, order, sizes)
+        sizes, speed_up = (), FURTHER * speed_up
+    return _space(arch, speed_up, order, sorted({*sizes, arch.resolution}))
+
+
+def _space(arch: Arch, speed_up: float, order: Sequence[Sequence[int]], sizes: Sequence[int]) -> Space:
+    schema, down = family(arch.family).schema, 1 / math.sqrt(speed_up)
+    tokens = math.sqrt(down)
+    top: dict[str, Spec] = {k: _widths(schema.widths, k, v, tokens) for k, v in arch.choices.items()}
     stages = []
     for i, stage in enumerate(arch.stages):
-        choices = {k: _widths(schema.widths, k, v, down) for k, v in stage.choices.items()}
+        choices = {k: _widths(schema.widths, k, v, tokens) for k, v in stage.choices.items()}
         blocks = [_block(schema.widths, values, down) for values in stage.blocks]
         most = len(stage.blocks)
         least = max(math.floor((most + schema.opens) * down) - schema.opens, 0 if schema.opens else 1)
         depths = range(least, most + 1)
         stages.append(Stage(blocks, depths if most else 0, choices, order=tuple(order[i]) if order else ()))
-    name, options = f"around-{arch.key}", dict(arch.options)
-    if sizes is None:
-        sizes = input_sizes(arch, down)
-        try:
-            return Space(name, arch.family, tuple(stages), {**top, "resolution": sizes}, arch.resolution, options)
-        except SpaceError:  # tables of positions, or windows, that fit one input size only
-            sizes = ()
-    sizes = sorted({*sizes, arch.resolution})
-    return Space(name, arch.family, tuple(stages), {**top, "resolution": sizes}, arch.resolution, options)
+    top["resolution"] = Choice(tuple(sizes))
+    return Space(f"around-{arch.key}", arch.family, tuple(stages), top, arch.resolution, dict(arch.options))
 
 
 def input_sizes(arch: Arch, down: float) -> list[int]:
-    """Sizes of pictures with this share of the pixels and more, in steps of the last stage's patches."""
+    """Sizes of pictures with about this share of the pixels and more, in steps of the last stage's patches."""
     step = family(arch.family).skeleton(point(arch), 1).reduction(arch, len(arch.stages) - 1)
     least = max(math.floor(arch.resolution * math.sqrt(down) / step), 1) * step
     while (arch.resolution - least) / step > MOST_SIZES - 1:
