@@ -134,7 +134,10 @@ def test_killed_after_the_original(
 
 def test_what_is_refused(network: Path, tmp_path: Path) -> None:
     cases = {
-        "timm cannot make": ("no_such_network", {}),
+        "possible: vit_tiny_patch16_224": ("vit_tinny_patch16_224", {}),
+        "there is no checkpoint": ("vit_tiny_patch16_224", {"checkpoint": "none.safetensors"}),
+        "MobileNetV3": ("mobilenetv3_small_100", {}),  # before any weight is fetched
+        "has its own weights": (str(network), {"checkpoint": "some.safetensors"}),
         "at most 100 MACs; the least has": (str(network), {"aim": Aim(macs=100)}),
         "one limit": (str(network), {}),
     }

@@ -45,7 +45,7 @@ from superformer.train.loop import train
 from superformer.train.retrain import retrain, write_inherited
 from superformer.train.time_budget import Stopwatch, TooShortError
 
-UNITS, BLOCKS = 512, 128
+UNITS, BLOCKS = 256, 128
 """Training pictures that tell the importance of units, and of blocks."""
 TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
 """Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""

@@ -18,6 +18,7 @@ the tokens and heads of another width are taken as they come: the first channels
 from __future__ import annotations
 
 import copy
+import difflib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -106,20 +108,30 @@ def from_settings(net: Network, settings: Start) -> Report | None:
 def from_timm_settings(settings: Start, size: int | None = None) -> Network:
     """The timm network of these settings as ours, for pictures of its own size or of another."""
     assert settings.timm is not None
+    base = settings.timm.split(".")[0]  # without the tag of its weights
+    if not set(":/") & set(settings.timm) and not timm.is_model(base):
+        near = ", ".join(difflib.get_close_matches(base, timm.list_models(), 3)) or "timm.list_models() has all"
+        raise SuperformerError(f"timm has no network {settings.timm!r}; possible: {near}")
     words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
     if settings.checkpoint is not None:
         if not settings.checkpoint.endswith(".safetensors"):
             needed = "a safetensors file, which can hold nothing but weights"
-            raise SuperformerError(f"start.checkpoint must be {needed}, not {settings.checkpoint}")
+            raise SuperformerError(f"the checkpoint must be {needed}, not {settings.checkpoint}")
+        if not Path(settings.checkpoint).is_file():
+            raise SuperformerError(f"there is no checkpoint {settings.checkpoint}")
         words["checkpoint_path"] = settings.checkpoint
     try:
+        if words["pretrained"]:
+            from_timm(settings.timm, pretrained=False)  # one that cannot be taken is refused before it is fetched
         model = from_timm(settings.timm, **words)
         return model if size is None else _at_size(model, size, settings.timm, words)
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
-        what = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        how = "without a network connection give start.checkpoint=FILE.safetensors, or start.pretrained=false"
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        how = (
+            "without a network connection give a file of weights (start.checkpoint=FILE.safetensors; fit: --checkpoint)"
+        )
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
 
 
