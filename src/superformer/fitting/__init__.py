@@ -124,7 +124,7 @@ def _supernet(source: Source, space: Space, home: Path, teacher: Path, changes: 
     """How the supernet is trained, and what it finds."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
-    tree = merged(tree, {"loss": {"teachers": [str(teacher)], "teacher_size": "student"}})
+    tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
     start = {"network": str(teacher), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
