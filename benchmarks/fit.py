@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import superformer as sf
 from superformer import data
-from superformer.cost.latency import measure_in_turn
+from superformer.cost.latency import Job, measure_jobs
 from superformer.data.batches import eval_batches, train_batches
 from superformer.families.network import Network
 from superformer.runs import Run, stored
@@ -53,7 +53,7 @@ def main() -> None:
     for row in found:
         home = Run.open(run.folder / "retrained" / f"{row['key']}-finetuned")
         net = load_supernet(home.supernet_file).eval()
-        share = ratio(net, teacher, run.facts()["img_size"])
+        share = ratio(net, teacher, tuner.size)
         tell("fit", net, teacher, tuner)
         for name in given.baselines.split(","):
             made = scratch(net) if name == "scratch" else {"even": even, "pruned": pruned}[name](teacher, share, tuner)
@@ -72,9 +72,15 @@ def tell(name: str, net: nn.Module, teacher: Network, tuner: Tuner) -> None:
 
 
 def ratio(net: nn.Module, teacher: nn.Module, size: int) -> float:
-    """Its time for a picture, of that of the teacher; measured in turn."""
-    ours, theirs = measure_in_turn([net.eval(), teacher], size, seconds=2.0)
-    return ours.median / theirs.median
+    """Its time for a picture, of that of the teacher; measured in turn, each at its own size."""
+    jobs = [Job(net.eval(), img_size=size_of(net, size)), Job(teacher, img_size=size)]
+    ours, theirs = (found[0] for found in measure_jobs(jobs, seconds=2.0))
+    return float(ours.median / theirs.median)
+
+
+def size_of(net: nn.Module, size: int) -> int:
+    """Of the pictures that a network sees: its own, or those of the run."""
+    return int(net.space.img_size) if isinstance(net, Network) else size
 
 
 class Tuner:
@@ -95,10 +101,12 @@ class Tuner:
         own = torch.optim.AdamW(groups, lr=recipe.optimizer.lr, weight_decay=recipe.optimizer.weight_decay)
         schedule = optimizer.Schedule(own, recipe.optimizer, steps, per_epoch)
         net.train()
+        size = size_of(net, self.size)
         for n, (x, target) in enumerate(self.batches(steps, per_epoch, batch)):
             schedule.set(n)
             with torch.no_grad():
                 taught = F.softmax(self.teacher(x), -1)
+            x = F.interpolate(x, (size, size), mode="bicubic", antialias=True) if size != self.size else x
             loss = F.cross_entropy(net(x), weight * taught + (1 - weight) * target)
             own.zero_grad()
             loss.backward()
@@ -121,7 +129,7 @@ class Tuner:
     def accuracy(self, net: nn.Module) -> float:
         net.eval()
         right = total = 0
-        for x, labels in eval_batches(self.pictures.test(), self.recipe.data, self.size, 64):
+        for x, labels in eval_batches(self.pictures.test(), self.recipe.data, size_of(net, self.size), 64):
             right += int((net(x).argmax(-1) == labels).sum())
             total += len(labels)
         return right / total
