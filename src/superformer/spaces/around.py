@@ -40,9 +40,11 @@ def around(
         raise SuperformerError("an order names every block of every stage once; this one is of another network")
     if sizes is None:
         sizes = input_sizes(arch, 1 / (FURTHER * speed_up))
-        with suppress(SpaceError):  # tables of positions, or windows, that fit one input size only
-            return _space(arch, speed_up, order, sizes)
-        sizes, speed_up = (), FURTHER * speed_up
+        while len(sizes) > 1:
+            with suppress(SpaceError):  # windows larger than a map, tables of positions that fit one input size only
+                return _space(arch, speed_up, order, sizes)
+            sizes = sizes[1:]
+        speed_up = FURTHER * speed_up
     return _space(arch, speed_up, order, sorted({*sizes, arch.resolution}))
 
 
