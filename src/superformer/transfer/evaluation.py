@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from superformer.cost.runtimes import evaluating
 from superformer.data.augment import generator
 from superformer.progress import each
+from superformer.transfer.examples.questions import Questions
 from superformer.transfer.metrics import score
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import Batch, Prediction, Split, TaskData
@@ -21,8 +22,9 @@ from superformer.transfer.training import Key, loaded, on_device
 
 MAIN = {"classify": "accuracy", "detect": "ap", "instance": "mask_ap", "segment": "miou", "vqa": "accuracy"}
 """The figure that a model is chosen by."""
-TOGETHER = 8
-"""Pictures of one size that run together; pictures of several sizes would be padded, which is no part of a test."""
+TOGETHER, QUESTIONS = 8, 64
+"""Pictures of one size that run together; pictures of several sizes would be padded, which is no part of a test. And
+questions, whose pictures are small."""
 
 
 def some(split: Split, limit: int, seed: int = 0) -> Split:
@@ -33,11 +35,10 @@ def some(split: Split, limit: int, seed: int = 0) -> Split:
     return split.take([int(k) for k in np.sort(chosen)])
 
 
-def examples(split: Split, workers: int) -> Iterator[Batch]:
+def examples(split: Split, workers: int, most: int = TOGETHER) -> Iterator[Batch]:
     """All of them as for a test: neighbours of one size together."""
-    keys: list[list[Key]] = [
-        [(k, None) for k in range(start, min(start + TOGETHER, len(split)))] for start in range(0, len(split), TOGETHER)
-    ]
+    starts = range(0, len(split), most)
+    keys: list[list[Key]] = [[(k, None) for k in range(start, min(start + most, len(split)))] for start in starts]
     for batch in loaded(split, keys, workers):
         pairs = list(zip(batch.pictures, batch.targets, strict=True))
         for _, own in groupby(pairs, key=lambda pair: pair[0].shape):
@@ -52,7 +53,7 @@ def predictions(
     """One for each example, in order."""
     found = iter(each(range(len(split)), "judging", console)) if console is not None else None
     with evaluating(model):
-        for batch in examples(split, workers):
+        for batch in examples(split, workers, QUESTIONS if isinstance(split, Questions) else TOGETHER):
             moved = on_device(batch, device)
             for prediction in model.predict(moved.pictures, moved.targets):  # type: ignore[operator]
                 if found is not None:
