@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from helpers.training import SPACE
 from PIL import Image
 
+from helpers.training import SPACE
 from superformer.runs.storage import save_network
 from superformer.spaces import model
 

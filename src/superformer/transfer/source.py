@@ -16,7 +16,8 @@ from superformer.files import CONFIG
 from superformer.runs import Run
 from superformer.runs.storage import StoredNetwork, load_network
 from superformer.space.arch import Arch
-from superformer.spaces import model, models
+from superformer.spaces import arch as published_arch
+from superformer.spaces import models
 from superformer.train.retrain import network_to_export
 
 
@@ -58,8 +59,7 @@ class Source:
         if checkpoint is not None and not checkpoint.endswith(".safetensors"):
             raise SuperformerError(f"--checkpoint takes safetensors, which hold nothing but weights, not {checkpoint}")
         if backbone in models():
-            net = model(backbone)
-            return Source(backbone, net.space.smallest(), checkpoint=checkpoint)
+            return Source(backbone, published_arch(backbone), checkpoint=checkpoint)
         if not timm.is_model(backbone):
             known = [*models(), *timm.list_models(f"*{backbone.partition('_')[0]}*")[:20]]
             what = f"neither superformer nor timm has a network {backbone!r}, and there is no such folder"
