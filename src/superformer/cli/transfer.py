@@ -167,3 +167,27 @@ def export_transfer(folder: str, to: str, out: str | None, int8: str | None, arc
         proof = export(folder, to, Path(out or Path(folder) / "export" / to), console)
     say(f"{proof}")
     say(f"The export is in {proof.files[0].parent}")
+
+
+def bench_transfer(folder: str, threads: int, seconds: float, as_json: bool) -> None:
+    """superformer bench, of a transfer."""
+    with computing():
+        from superformer.transfer.timing import bench
+
+        found = bench(folder, threads, seconds)
+    if as_json:
+        print(json.dumps(found))
+        return
+    height, width = found["size"]
+    rows = [
+        {
+            "what": r["name"],
+            "pictures": r["batch"],
+            "time": f"{1e3 * r['median']:.4g} ms",
+            "90 %": f"{1e3 * r['p90']:.4g} ms",
+        }
+        for r in found["rows"]
+    ]
+    console.print(table(rows, f"{height} x {width} pixels; {found['machine']}; threads: {threads}"))
+    if found["waited"] is not None:
+        say(f"{percent(found['waited'])} of the time of training was spent waiting for pictures")

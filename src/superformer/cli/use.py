@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
-from superformer.cli.transfer import export_transfer, is_dense
+from superformer.cli.transfer import bench_transfer, export_transfer, is_dense
 from superformer.errors import SuperformerError, nearest, unknown
 from superformer.files import catalogue
 from superformer.settings import RUNTIMES, read_amount
@@ -174,6 +174,9 @@ def bench(
     and size; --int8 static finds scales on training pictures beforehand."""
     from superformer.runs import Run
 
+    if is_dense(what):
+        bench_transfer(what, threads, seconds, as_json)
+        return
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
     for runtime in words:
         if runtime not in RUNTIMES:
