@@ -80,6 +80,9 @@ def test_the_command_line(made, command):
     status, out, _ = command("eval", "--run", str(made / "run"), "--split", "search")
     assert status == 0
     assert "red" in out
+    status, out, _ = command("eval", "--run", str(made / "run"), "--scales", "--json")
+    assert status == 0
+    assert set(stored.read(made / "run" / "scores.json")) == {"test", "search", "test-scales"}
     words = ("transfer", "--task", "segment", "--backbone", str(made / "network"))
     for more, said in (
         ((), "--data takes"),

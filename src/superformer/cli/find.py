@@ -154,14 +154,15 @@ def retrain(
 
 @app.command(name="eval")
 def evaluate(
-    run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", as_json: arg.Json = False
-) -> None:
+    run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", scales: arg.Scales = False,
+    as_json: arg.Json = False,
+) -> None:  # fmt: skip
     """The accuracy of sub-networks of a trained supernet, with the weights they inherit; of a transfer, the task's
     metrics.
 
     Example: superformer eval --run runs/first --arch smallest --arch largest"""
     if is_transfer(run) and not arch:
-        evaluate_transfer(run, split, as_json)
+        evaluate_transfer(run, split, as_json, scales)
         return
     trained_run(run, *(arch or []))
     with computing():

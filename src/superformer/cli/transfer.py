@@ -137,12 +137,12 @@ def is_transfer(folder: str) -> bool:
     return (Path(folder) / TRANSFER).exists()
 
 
-def evaluate_transfer(folder: str, split: str, as_json: bool) -> None:
+def evaluate_transfer(folder: str, split: str, as_json: bool, scales: bool) -> None:
     """superformer eval, of a transfer."""
     with computing():
         from superformer.transfer import evaluate, flat
 
-        found = evaluate(folder, split, progress_console(as_json))
+        found = evaluate(folder, split, progress_console(as_json), scales)
     if as_json:
         print(json.dumps(flat(found)))
     else:

@@ -231,8 +231,9 @@ def _own_no_decay(net: nn.Module) -> set[str]:
     """What a network, or a part of one that was put together, names itself."""
     if isinstance(net, Network):
         return net.no_weight_decay()
-    named = [(name, m) for name, m in net.named_modules() if name and callable(getattr(m, "no_weight_decay", None))]
-    return {f"{name}.{weight}" for name, module in named for weight in module.no_weight_decay()}  # type: ignore[operator]
+    named: list[tuple[str, Any]] = [(name, m) for name, m in net.named_modules() if name]
+    named = [(name, module) for name, module in named if callable(getattr(module, "no_weight_decay", None))]
+    return {f"{name}.{weight}" for name, module in named for weight in module.no_weight_decay()}
 
 
 @torch.no_grad()

@@ -87,18 +87,23 @@ def _tell_source(source: Source, settings: Transfer, console: Console) -> None:
         tell("note: the backbone begins with random weights; --checkpoint FILE.safetensors gives it others")
 
 
-def evaluate(folder: str | Path, split: str = "test", console: Console | None = None) -> dict[str, Any]:
+def evaluate(
+    folder: str | Path, split: str = "test", console: Console | None = None, scales: bool = False
+) -> dict[str, Any]:
     """The task's metrics of a transfer on its test pictures, or on those to choose by (``search``). Computed once, and
-    kept in ``scores.json`` with pictures of some examples."""
+    kept in ``scores.json`` with pictures of some examples. ``scales``: of segmentation, as the mean of what is found at
+    six scales and mirrored."""
     if split not in SPLITS:
         raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if classification.there(folder):
         return classification.evaluate(folder, split)
     run = TransferRun.open(folder)
     known, mark = run.scores(), files.digest(run.network_file.read_bytes())
-    if split in known and known[split].get("network") == mark:
-        return dict(known[split])
-    settings, facts = run.settings(), run.facts()
+    settings, facts, name = run.settings(), run.facts(), f"{split}-scales" if scales else split
+    if scales and settings.task != "segment":
+        raise SuperformerError(f"--scales is for segmentation, and {folder} is of --task {settings.task}")
+    if name in known and known[name].get("network") == mark:
+        return dict(known[name])
     data = load(settings.task, facts["data"], settings.data)
     if data.fingerprint != facts["fingerprint"]:
         raise RunError(f"the pictures of {facts['data']} are not those that {folder} was trained on")
@@ -106,10 +111,10 @@ def evaluate(folder: str | Path, split: str = "test", console: Console | None = 
     if not len(part):
         raise SuperformerError(f"{folder} has no pictures to choose by (data.choice=0): nothing can be judged on them")
     model = load_model(run, data).to(device)
-    found = judge(model, data, part, settings, device, console=console)
+    found = judge(model, data, part, settings, device, console=console, scales=scales)
     found |= {"task": settings.task, "head": settings.head_used, "cost": dict(cost_of(model)), "network": mark}
-    files.write_object(run.scores_file, {**{k: v for k, v in known.items() if k in SPLITS}, split: found})
-    if split == "test":
+    files.write_object(run.scores_file, {**known, name: found})
+    if name == "test":
         draw_examples(run, model, data, settings, device)
     return found
 

@@ -15,7 +15,7 @@ from superformer.cost.runtimes import evaluating
 from superformer.data.augment import generator
 from superformer.progress import each
 from superformer.transfer.examples.questions import Questions
-from superformer.transfer.metrics import score
+from superformer.transfer.metrics import predict_scales, score
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import Batch, Prediction, Split, TaskData
 from superformer.transfer.training import Key, loaded, on_device
@@ -48,14 +48,16 @@ def examples(split: Split, workers: int, most: int = TOGETHER) -> Iterator[Batch
 
 @torch.inference_mode()
 def predictions(
-    model: nn.Module, split: Split, device: torch.device, workers: int, console: Console | None = None
-) -> Iterator[Prediction]:
-    """One for each example, in order."""
+    model: nn.Module, split: Split, device: torch.device, workers: int, console: Console | None = None,
+    scales: bool = False,
+) -> Iterator[Prediction]:  # fmt: skip
+    """One for each example, in order; ``scales``: of segmentation, the mean over several scales and mirrored."""
     found = iter(each(range(len(split)), "judging", console)) if console is not None else None
     with evaluating(model):
         for batch in examples(split, workers, QUESTIONS if isinstance(split, Questions) else TOGETHER):
             moved = on_device(batch, device)
-            for prediction in model.predict(moved.pictures, moved.targets):  # type: ignore[operator]
+            one: Any = predict_scales if scales else type(model).predict
+            for prediction in one(model, moved.pictures, moved.targets):
                 if found is not None:
                     next(found, None)
                 yield {k: v.float().cpu() if isinstance(v, Tensor) and v.is_floating_point() else _cpu(v)
@@ -68,11 +70,11 @@ def _cpu(value: Any) -> Any:
 
 def judge(
     model: nn.Module, data: TaskData, split: Split, settings: Transfer, device: torch.device,
-    limit: int | None = None, console: Console | None = None,
+    limit: int | None = None, console: Console | None = None, scales: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """The task's metrics on a split, or on at most ``limit`` of its examples."""
     own = some(split, limit) if limit is not None else split
-    found = score(settings.task, data, own, predictions(model, own, device, settings.data.workers, console))
+    found = score(settings.task, data, own, predictions(model, own, device, settings.data.workers, console, scales))
     return {**found, "pictures": len(own)}
 
 
