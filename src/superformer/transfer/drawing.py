@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import colorsys
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchvision.ops import box_iou
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from superformer import files
+from superformer.cost.runtimes import evaluating
 from superformer.transfer.evaluation import predictions, some
 from superformer.transfer.folder import PICTURES, TransferRun
 from superformer.transfer.settings import Transfer
@@ -42,8 +43,8 @@ def draw_examples(
         if settings.task == "segment":
             drawn, told = segmentation(picture, example.target["mask"], prediction["logits"].argmax(0), data.classes)
         elif settings.task == "vqa":
-            looked = model.where(example.picture.to(device), example.target["question"].to(device))  # type: ignore[operator]
-            drawn, told = answer(picture, example.target, prediction, data, looked.detach().cpu())
+            looked = _looked(model, example.picture.to(device), example.target["question"].to(device))
+            drawn, told = answer(picture, example.target, prediction, data, looked)
         else:
             drawn, told = detections(picture, example.target, prediction, data.classes)
         name = f"{PICTURES}/{k}.jpg"
@@ -51,6 +52,14 @@ def draw_examples(
         rows.append({"file": name, "told": told})
     files.write_object(run.folder / LIST, {"pictures": rows, "colours": _legend(data.classes, settings.task)})
     return rows
+
+
+@torch.no_grad()
+def _looked(model: nn.Module, picture: Tensor, question: Tensor) -> Tensor:
+    """Where a model looks when it answers, (rows, columns)."""
+    where: Callable[[Tensor, Tensor], Tensor] = model.where  # type: ignore[assignment]
+    with evaluating(model):
+        return where(picture, question).cpu()
 
 
 def pixels(picture: Tensor, settings: Transfer) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import cast
 
@@ -24,7 +25,7 @@ HOW = "delete it, and the words that began the transfer write it again from a ch
 
 def make_backbone(settings: Transfer, source: Source, pretrained: bool = False) -> Backbone:
     """The backbone that settings describe, of a network of ours or of timm."""
-    own, given = settings.backbone, source.net
+    own, given = settings.backbone, copy.deepcopy(source.net)  # a model may be made again of the same source
     if given is None and source.arch is not None:
         given = network(source.arch, 0, settings.seed)
     return backbone(

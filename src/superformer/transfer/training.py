@@ -97,7 +97,7 @@ class Trainer:
         self.guard = Guard(own.watch.explode)
         self.ema = ModelEmaV3(model, decay=own.train.ema) if own.train.ema else None
         self.parameters = optimizer.trainable(model)
-        self.buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self.buffers = list(model.buffers())
 
     @property
     def best(self) -> nn.Module:
