@@ -105,6 +105,19 @@ def test_a_plan_needs_no_data(command):
     found = json.loads(out)
     assert found["params"] == pytest.approx(44.2e6, rel=0.01)
     assert found["params"] == found["backbone"]["params"] + found["head"]["params"]
+    status, out, _ = command("transfer", *words[:-1], "--size", "64x96")
+    assert status == 0
+    assert "44." in out
+    assert command("transfer", *words[:-1], "--size", "64")[0] == 2
+
+
+def test_times(made, command):
+    status, out, error = command("bench", str(made / "run"), "--seconds", "0.02", "--json")
+    assert status == 0, error
+    found = json.loads(out)
+    assert [row["name"] for row in found["rows"]] == ["inference", "backbone", "training step"]
+    assert all(0 < row["median"] <= row["p90"] for row in found["rows"])
+    assert 0 <= found["waited"] < 1
 
 
 def test_its_page_shows_pictures(made):

@@ -10,7 +10,7 @@ import typer
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, minutes_of, percent, progress_console, say, table
-from superformer.errors import SuperformerError, amount
+from superformer.errors import SuperformerError
 
 TASKS = "classify|detect|instance|segment|vqa"
 HEADS = "retinanet, faster-rcnn; mask-rcnn, cascade-mask-rcnn; semantic-fpn, upernet, segformer, dpt; soho"
@@ -98,7 +98,7 @@ def _plan(
         print(json.dumps(found))
         return
     parts = [("together", found), *((name, found[name]) for name in ("backbone", "head"))]
-    rows = [{"part": name, "params": amount(p["params"]), "MACs": amount(p["macs"])} for name, p in parts]
+    rows = [{"part": name, "params": p["params"], "macs": p["macs"]} for name, p in parts]
     console.print(table(rows, f"{meant} with {own} on {source.name}"))
 
 
