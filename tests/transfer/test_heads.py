@@ -10,6 +10,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.resnet import resnet50
+from torchvision.ops import box_iou
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from superformer.errors import SuperformerError
@@ -76,8 +77,6 @@ def quality(task: str, found: dict, target: dict) -> float:
         here = target["mask"] != 255
         right = (found["logits"].argmax(0) == target["mask"]) & here
         return float(right.sum() / here.sum())
-    from torchvision.ops import box_iou
-
     right = found["labels"][:, None] == target["labels"]
     iou = box_iou(found["boxes"], target["boxes"]) * right * (found["scores"] > 0.3)[:, None]
     worst = float(iou.max(0).values.min()) if len(iou) else 0.0

@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import timm
 import torch
@@ -26,11 +26,11 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from superformer import spaces
 from superformer.errors import SuperformerError, nearest, shown
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.runs.storage import load_network, read_tensors
+from superformer.spaces import model, models
 
 STRIDES = (4, 8, 16, 32)
 PROBE = 64
@@ -84,13 +84,13 @@ class Backbone(nn.Module):
             out.append(y[..., : -(-height // stride), : -(-width // stride)])
         return out
 
-    def train(self, mode: bool = True) -> Backbone:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         for module in self._frozen:
             module.eval()
         return self
 
-    def freeze(self, stages: int, norms: Norms) -> Backbone:
+    def freeze(self, stages: int, norms: Norms) -> Self:
         """Keep the stem and the first ``stages`` stages (blocks, in a plain transformer) as they are; ``norms`` frozen:
         all batch norms too, their statistics and their weights (as torchvision's FrozenBatchNorm2d)."""
         groups = list(self.layers(coarse=True).values())
@@ -201,8 +201,8 @@ def backbone(
 def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
     if isinstance(source, str) and (Path(source) / CONFIG).exists():
         source = load_network(source).net
-    if isinstance(source, str) and source in spaces.models():
-        source = spaces.model(source, 0)
+    if isinstance(source, str) and source in models():
+        source = model(source, 0)
     if isinstance(source, Network):
         if source.space.size > 1:
             what = f"a supernet of {source.space.size:.3g} architectures"
@@ -218,7 +218,7 @@ def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
 def _timm_network(name: str, drop_path: float, pretrained: bool) -> nn.Module:
     """A network of timm that takes pictures of any size."""
     if not timm.is_model(name):
-        known = [*spaces.models(), *timm.list_models()]
+        known = [*models(), *timm.list_models()]
         raise SuperformerError(f"no network of ours or of timm is called {name!r}: {nearest(name, known)}")
     words: dict[str, Any] = {"pretrained": pretrained, **({"drop_path_rate": drop_path} if drop_path else {})}
     net: nn.Module | None = None

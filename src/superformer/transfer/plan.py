@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from superformer import spaces
 from superformer.errors import SuperformerError, nearest
 from superformer.families.network import Network
 from superformer.space import point
 from superformer.space.schema import family
+from superformer.spaces import arch as published
+from superformer.spaces import models
 from superformer.transfer import heads
 from superformer.transfer.backbone import Backbone, Source, backbone
 from superformer.transfer.heads.detection import Detector
@@ -106,8 +107,8 @@ def counted(run: Callable[[], Any]) -> tuple[Any, int]:
 
 def _skeleton(source: Source) -> nn.Module | str:
     """A network of ours without its weights; a name of timm's as it is."""
-    if isinstance(source, str) and source in spaces.models():
-        arch = spaces.arch(source)
+    if isinstance(source, str) and source in models():
+        arch = published(source)
         return family(arch.family).skeleton(point(arch), 1000)
     if isinstance(source, Network):
         return family(source.space.family).skeleton(source.space, source.num_classes)
