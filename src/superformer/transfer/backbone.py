@@ -37,7 +37,7 @@ PROBE = 64
 """Pixels in a row of the picture that tells which weights the levels need."""
 Source = str | Network | nn.Module
 Norms = Literal["trained", "frozen"]
-SIZES: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
+SIZES: tuple[dict[str, Any], ...] = ({"strict_img_size": False}, {"dynamic_img_size": True}, {})
 """With which of these words a network of timm takes pictures of any size, tried in turn."""
 
 
@@ -93,7 +93,7 @@ class Backbone(nn.Module):
     def freeze(self, stages: int, norms: Norms) -> Self:
         """Keep the stem and the first ``stages`` stages (blocks, in a plain transformer) as they are; ``norms`` frozen:
         all batch norms too, their statistics and their weights (as torchvision's FrozenBatchNorm2d)."""
-        groups = list(self.layers(coarse=True).values())
+        groups = list(self.layers(coarse=not self.plain).values())
         fixed = {name for group in groups[: stages + 1] for name in group} if stages else set[str]()
         for name, p in self.net.named_parameters():
             if name in fixed:

@@ -15,14 +15,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN
-from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
-from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_loss
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, generalized_box_iou_loss
 
 from superformer.transfer.backbone import Backbone
-from superformer.transfer.heads.detection import Detector, rcnn_words
+from superformer.transfer.heads.detection import Detector, box_parts, mask_parts, rcnn_words
 from superformer.transfer.heads.settings import HeadSettings
 
 OVERLAPS = (0.5, 0.6, 0.7)
@@ -100,18 +99,15 @@ class CascadeHeads(nn.Module):
 
 def _stage(k: int, channels: int, classes: int, settings: HeadSettings) -> RoIHeads:
     """One head of the cascade: torchvision's holder of a box head, a mask head and their targets."""
+    boxes, masks = box_parts(channels, classes, settings), mask_parts(channels, classes)
     if settings.box_head == "4conv1fc":
         size = (channels, 7, 7)
-        head: nn.Module = FastRCNNConvFCHead(size, [channels] * 4, [settings.hidden], norm_layer=nn.BatchNorm2d)
-    else:
-        head = TwoMLPHead(channels * 7 * 7, settings.hidden)
-    levels = ["0", "1", "2", "3"]
-    overlap = OVERLAPS[k]
+        boxes["box_head"] = FastRCNNConvFCHead(size, [channels] * 4, [settings.hidden], norm_layer=nn.BatchNorm2d)
+    levels, overlap = ["0", "1", "2", "3"], OVERLAPS[k]
     return RoIHeads(
-        MultiScaleRoIAlign(levels, 7, 2), head, FastRCNNPredictor(settings.hidden, classes + 1),
+        MultiScaleRoIAlign(levels, 7, 2), boxes["box_head"], boxes["box_predictor"],
         overlap, overlap, settings.samples, 0.25, CODES[k], settings.score, settings.nms, settings.detections,
-        MultiScaleRoIAlign(levels, 14, 2), MaskRCNNHeads(channels, (channels,) * 4, 1),
-        MaskRCNNPredictor(channels, channels, classes + 1),
+        MultiScaleRoIAlign(levels, 14, 2), masks["mask_head"], masks["mask_predictor"],
     )  # fmt: skip
 
 
@@ -163,6 +159,7 @@ def _among(boxes: Tensor, others: Tensor) -> Tensor:
 
 def cascade_mask_rcnn(backbone: Backbone, classes: int, settings: HeadSettings) -> Detector:
     words = rcnn_words(backbone, settings)
-    net = MaskRCNN(**words, num_classes=classes + 1)
-    net.roi_heads = CascadeHeads(words["backbone"].out_channels, classes, settings)
+    channels = words["backbone"].out_channels
+    net = FasterRCNN(**words, **box_parts(channels, classes, settings))
+    net.roi_heads = CascadeHeads(channels, classes, settings)
     return Detector(net, 0, ("boxes", "labels", "masks"))

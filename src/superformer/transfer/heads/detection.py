@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool, LastLevelP6P7
 
@@ -110,20 +111,26 @@ def rcnn_words(backbone: Backbone, settings: HeadSettings) -> dict[str, Any]:
     }
 
 
-def _box_head(words: dict[str, Any], classes: int, settings: HeadSettings) -> dict[str, Any]:
-    head = TwoMLPHead(words["backbone"].out_channels * 7 * 7, settings.hidden)
+def box_parts(channels: int, classes: int, settings: HeadSettings) -> dict[str, nn.Module]:
+    """torchvision's box head, as its own default but for the sizes."""
+    head = TwoMLPHead(channels * 7 * 7, settings.hidden)
     return {"box_head": head, "box_predictor": FastRCNNPredictor(settings.hidden, classes + 1)}
+
+
+def mask_parts(channels: int, classes: int) -> dict[str, nn.Module]:
+    """torchvision's mask head, likewise."""
+    head = MaskRCNNHeads(channels, (channels,) * 4, 1)
+    return {"mask_head": head, "mask_predictor": MaskRCNNPredictor(channels, channels, classes + 1)}
 
 
 def faster_rcnn(backbone: Backbone, classes: int, settings: HeadSettings) -> Detector:
     words = rcnn_words(backbone, settings)
-    return Detector(FasterRCNN(**words, **_box_head(words, classes, settings)), 0, ("boxes", "labels"))
+    parts = box_parts(words["backbone"].out_channels, classes, settings)
+    return Detector(FasterRCNN(**words, **parts), 0, ("boxes", "labels"))
 
 
 def mask_rcnn(backbone: Backbone, classes: int, settings: HeadSettings) -> Detector:
     words = rcnn_words(backbone, settings)
-    net = MaskRCNN(**words, num_classes=classes + 1)
-    if settings.hidden != 1024:
-        own = _box_head(words, classes, settings)
-        net.roi_heads.box_head, net.roi_heads.box_predictor = own["box_head"], own["box_predictor"]
-    return Detector(net, 0, ("boxes", "labels", "masks"))
+    channels = words["backbone"].out_channels
+    parts = box_parts(channels, classes, settings) | mask_parts(channels, classes)
+    return Detector(MaskRCNN(**words, **parts), 0, ("boxes", "labels", "masks"))

@@ -30,10 +30,6 @@ from superformer.transfer.task import Batch, Prediction, Target
 
 IGNORED = 255
 """The class of a pixel that does not count."""
-AUXILIARY = 256
-"""Channels of UperNet's auxiliary classifier."""
-PYRAMID = 256
-"""Channels of semantic FPN's pyramid."""
 
 
 def smp() -> Any:
@@ -59,9 +55,10 @@ class SemanticFpn(nn.Module):
 
     def __init__(self, channels: Sequence[int], out: int):
         super().__init__()
-        self.fpn = FeaturePyramidNetwork(list(channels), PYRAMID)
+        wide = 2 * out  # 256 in the paper
+        self.fpn = FeaturePyramidNetwork(list(channels), wide)
         self.scales = nn.ModuleList(
-            nn.ModuleList(ConvNorm(out if k else PYRAMID, out) for k in range(max(level, 1)))
+            nn.ModuleList(ConvNorm(out if k else wide, out) for k in range(max(level, 1)))
             for level in range(len(channels))
         )
 
@@ -161,8 +158,8 @@ def upernet(backbone: Backbone, classes: int, settings: HeadSettings) -> Segment
     decoder.feature_norms = nn.ModuleList(nn.Identity() for _ in backbone.channels)
     auxiliary = None
     if settings.auxiliary:
-        conv = ConvNorm(backbone.channels[2], AUXILIARY)
-        auxiliary = nn.Sequential(conv, _classifier(AUXILIARY, classes, settings))
+        conv = ConvNorm(backbone.channels[2], channels // 2)
+        auxiliary = nn.Sequential(conv, _classifier(channels // 2, classes, settings))
     classifier = _classifier(channels, classes, settings)
     return Segmenter(backbone, FromSmp(decoder), classifier, auxiliary, settings.auxiliary)
 
@@ -183,6 +180,7 @@ def dpt(backbone: Backbone, classes: int, settings: HeadSettings) -> Segmenter:
     parts = smp().decoders.dpt.decoder
     # a plain transformer's maps count as at stride 16, whatever its patches: what is made of them is resized anyway
     strides = (16,) * 4 if backbone.plain else backbone.strides
-    decoder = parts.DPTDecoder(backbone.channels, strides, False, "ignore", fusion_channels=channels)
+    wide = tuple(channels * k for k in (1, 2, 4, 4))
+    decoder = parts.DPTDecoder(backbone.channels, strides, False, "ignore", wide, channels)
     head: Callable[..., nn.Module] = parts.DPTSegmentationHead
     return Segmenter(backbone, FromDpt(decoder), head(channels, classes, upsampling=1))
