@@ -43,7 +43,7 @@ def plan(
         raise SuperformerError(f"there is no plan of the task {task!r}: {nearest(task, list(CLASSES))}")
     head, classes = head or HEADS[task][0], CLASSES[task] if classes is None else classes
     with torch.device("meta"):
-        net = _skeleton(source)
+        net = skeleton(source)
         if task == "classify":
             return _classifier(net, head, classes, size)
         body = backbone(net, blocks=heads.wants_blocks(head))
@@ -105,8 +105,8 @@ def counted(run: Callable[[], Any]) -> tuple[Any, int]:
     return out, counter.get_total_flops() // 2
 
 
-def _skeleton(source: Source) -> nn.Module | str:
-    """A network of ours without its weights; a name of timm's as it is."""
+def skeleton(source: Source) -> nn.Module | str:
+    """A network of ours without its weights, with its classifier; a name of timm's as it is."""
     if isinstance(source, str) and source in models():
         arch = published(source)
         return family(arch.family).skeleton(point(arch), 1000)
