@@ -24,7 +24,8 @@ LEARNED = [(task, head) for task in ("detect", "instance", "segment") for head i
 
 
 def model(task: str, head: str, family: str = "resnet", **settings: object) -> nn.Module:
-    body = tiny(family, blocks=heads.wants_blocks(head))
+    norms = "trained" if task == "segment" else "frozen"  # of one picture batch norms learn little
+    body = tiny(family, blocks=heads.wants_blocks(head), norms=norms)
     return heads.build(task, head, body, 3 if task == "segment" else 2, HeadSettings(**SMALL | settings), seed=0)
 
 
@@ -91,14 +92,14 @@ def quality(task: str, found: dict, target: dict) -> float:
 @pytest.mark.parametrize(("task", "head"), LEARNED)
 def test_a_head_learns_one_picture(task, head):
     net, given = model(task, head, "vit" if head == "dpt" else "resnet"), batch(2 if task == "segment" else 1)
-    optimizer, enough = torch.optim.AdamW(net.parameters(), 6e-3), 0.8 if task == "segment" else 0.5
+    optimizer, enough = torch.optim.AdamW(net.parameters(), 3e-3), 0.8 if task == "segment" else 0.5
     torch.manual_seed(0)
     for step in range(100):
         optimizer.zero_grad()
         sum(net.train().losses(given).values()).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()
-        if step % 10 == 9:
+        if step % 5 == 4:
             with torch.no_grad():
                 found, *_ = net.eval().predict(given.pictures, given.targets)
             if quality(task, found, given.targets[0]) > enough:
