@@ -6,7 +6,9 @@ found, 1000 boxes go to each box head and 100 to each mask head, as MMDetection 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import timm
@@ -32,6 +34,8 @@ CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150}
 SIZES = {"detect": (800, 1280), "instance": (800, 1280), "segment": (512, 512)}
 """Height and width of the papers' pictures; S3 counts segmentation at 512 x 2048."""
 BOXES, MASKS = 1000, 100
+Passes = Sequence[Callable[[Any], Any]]
+"""What a head does with the maps of a backbone."""
 
 
 def plan(
@@ -48,7 +52,7 @@ def plan(
             return _classifier(net, head, classes, size)
         body = backbone(net, blocks=heads.wants_blocks(head))
         model: Any = heads.build(task, head, body, classes, settings).eval()  # type: ignore[attr-defined]
-    return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model, body))
+    return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
 
 
 def _together(
@@ -56,7 +60,7 @@ def _together(
 ) -> dict[str, Any]:
     x = torch.empty(1, 3, *size, device="meta")
     maps, macs = counted(lambda: body(x))
-    own = sum(counted(lambda each=each: each(maps))[1] for each in passes)  # type: ignore[misc]
+    own = sum(counted(partial(each, maps))[1] for each in passes)
     weights = _params(body)
     return {
         "task": task, "head_name": head, "classes": classes, "size": list(size), "params": params, "macs": macs + own,
@@ -65,11 +69,7 @@ def _together(
     }  # fmt: skip
 
 
-Passes = Sequence[Callable[[Any], Any]]
-"""What a head does with the maps of a backbone."""
-
-
-def _passes(model: nn.Module, body: Backbone) -> Passes:
+def _passes(model: nn.Module) -> Passes:
     if isinstance(model, Segmenter):
         return [lambda maps: model.classifier(model.decoder(maps))]
     assert isinstance(model, Detector)
@@ -83,10 +83,15 @@ def _passes(model: nn.Module, body: Backbone) -> Passes:
         return [lambda maps: net.head(levels(maps))]
     out: list[Callable[[Any], Any]] = [lambda maps: net.rpn.head(levels(maps))]
     for stage in getattr(net.roi_heads, "stages", [net.roi_heads]):
-        out.append(lambda _, s=stage: s.box_predictor(s.box_head(_empty(BOXES, channels, 7))))
-        if stage.mask_head is not None:
-            out.append(lambda _, s=stage: s.mask_predictor(s.mask_head(_empty(MASKS, channels, 14))))
+        out.append(partial(_boxes, stage, channels))
     return out
+
+
+def _boxes(heads: Any, channels: int, maps: list[Tensor]) -> None:
+    """The work of a box head, and of its mask head if it has one."""
+    heads.box_predictor(heads.box_head(_empty(BOXES, channels, 7)))
+    if heads.mask_head is not None:
+        heads.mask_predictor(heads.mask_head(_empty(MASKS, channels, 14)))
 
 
 def _empty(boxes: int, channels: int, side: int) -> Tensor:
@@ -112,7 +117,7 @@ def skeleton(source: Source) -> nn.Module | str:
         return family(arch.family).skeleton(point(arch), 1000)
     if isinstance(source, Network):
         return family(source.space.family).skeleton(source.space, source.num_classes)
-    return source.to("meta") if isinstance(source, nn.Module) else source
+    return copy.deepcopy(source).to("meta") if isinstance(source, nn.Module) else source
 
 
 def _classifier(source: nn.Module | str, head: str, classes: int, size: tuple[int, int] | None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class CascadeHeads(nn.Module):
         boxes = [one["boxes"] for one in out]
         masks = torch.stack([masks_of(stage, features, boxes, shapes).sigmoid() for stage in self.stages]).mean(0)
         # (detections, classes, rows, columns), of which each detection's own class: (detections, 1, rows, columns)
-        for one, mask in zip(out, masks.split([len(b) for b in boxes]), strict=True):
+        for one, mask in zip(out, torch.split(masks, [len(b) for b in boxes]), strict=True):
             one["masks"] = mask[torch.arange(len(mask), device=mask.device), one["labels"]][:, None]
         return out
 

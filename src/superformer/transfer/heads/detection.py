@@ -46,7 +46,7 @@ class Pyramid(nn.Module):
         return cast("dict[str, Tensor]", self.fpn(OrderedDict((str(k), y) for k, y in enumerate(maps))))
 
 
-class AsGiven(GeneralizedRCNNTransform):  # type: ignore[misc]
+class AsGiven(GeneralizedRCNNTransform):
     """Pictures as they are, padded to one size."""
 
     def __init__(self, divisible: int):
