@@ -99,7 +99,7 @@ class Boxes:
         boxes = out["boxes"].clamp(torch.zeros(4), torch.tensor([width, height, width, height], dtype=torch.float32))
         kept = (boxes[:, 2:] - boxes[:, :2] >= 1).all(1)  # a crop cuts some away
         if self.masks:
-            kept &= out["masks"].flatten(1).any(1)
+            kept &= (out["masks"] > 0).flatten(1).any(1)
         labels = torch.tensor([i.label for i in objects], dtype=torch.int64)
         target: dict[str, Any] = {"boxes": boxes[kept], "labels": labels[kept]}
         if self.masks:

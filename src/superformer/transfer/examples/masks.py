@@ -91,12 +91,9 @@ class Segments:
         return np.asarray(out, dtype=np.int64)
 
     def example(self, k: int, draw: Draw | None = None) -> Example:
-        things = {
-            "picture": read_picture(self.pictures, k, self.sizes[k]),
-            "mask": torch.from_numpy(self.truth(k))[None],
-        }
-        out = self.variation(things, draw)
-        return Example(out["picture"], {"mask": out["mask"][0], "size": self.sizes[k]})
+        mask = torch.from_numpy(self.truth(k).astype(np.uint8))[None]
+        out = self.variation({"picture": read_picture(self.pictures, k, self.sizes[k]), "mask": mask}, draw)
+        return Example(out["picture"], {"mask": out["mask"][0].long(), "size": self.sizes[k]})
 
     def take(self, index: Sequence[int]) -> Segments:
         """The pictures of these numbers."""

@@ -3,7 +3,7 @@
 A folder with ``questions_train.json`` (``{"questions": [{"image": "a.jpg", "question": "...", "answer": "..."}]}``, or
 the list alone) and pictures in ``train/images/``, ``train/`` or beside it, and the same for the test part. VQA 2.0 as
 published: ``..._questions.json`` (``image_id``, ``question_id``) and ``..._annotations.json`` with ten people's answers
-each; an answer is then worth min(people who gave it / 3, 1), as VQA counts. A ``.npz``, such as ``NAME_train.npz``:
+each; an answer is then worth what VQA's accuracy says (all, if four people gave it). Or a file ``NAME_train.npz``:
 ``images`` (uint8, n x height x width x 3), ``questions``, ``question_image`` (the picture of each), ``answers``
 (texts, or numbers of ``answer_names``).
 
@@ -298,10 +298,18 @@ def _answered(
         if not counts:
             unanswered.append(f"{shown(text)} in {file}")
             continue
-        worth = {a: min(n / ANSWERED_BY, 1.0) if graded else 1.0 for a, n in counts.items()}
+        worth = {a: _worth(n, counts.total()) if graded else 1.0 for a, n in counts.items()}
         out.append(Question(place, text, tuple(sorted(worth.items(), key=lambda p: (-counts[p[0]], p[0])))))
     leave_out("questions without an answer", unanswered, total, skipped, MOST_UNANSWERED)
     return tuple(out)
+
+
+def _worth(said: int, people: int) -> float:
+    """VQA's accuracy of an answer that so many of the people gave: min(said / 3, 1), the mean of leaving each out."""
+    if people <= ANSWERED_BY:
+        return said / people
+    without, others = min((said - 1) / ANSWERED_BY, 1.0), min(said / ANSWERED_BY, 1.0)
+    return (said * without + (people - said) * others) / people
 
 
 def _annotations(file: Path) -> dict[Any, Any]:
