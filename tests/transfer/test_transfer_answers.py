@@ -39,7 +39,7 @@ def target(*words, **more):
 
 FOUR = {
     "matched": torch.tensor([[2, 7, 3, 0]]),
-    "matched_answer": 2,
+    "matched_answers": torch.tensor([2]),
     "unmatched": torch.tensor([[2, 8, 3, 0], [2, 9, 3, 0]]),
 }
 
@@ -85,7 +85,7 @@ def test_every_parameter_that_is_used_learns():
 
 def test_answers_of_several_people_have_a_binary_loss():
     model = made()
-    credit = {"credit": torch.tensor([0.0, 1, 0.3]), "matched_credit": torch.tensor([1.0, 0, 0])}
+    credit = {"credit": torch.tensor([0.0, 1, 0.3]), "matched_credits": torch.tensor([[1.0, 0, 0]])}
     losses = model.losses(Batch([torch.randn(3, 16, 16)], [target(2, 5, 3, 0, **FOUR, **credit)]))
     assert float(losses["answer"]) == pytest.approx(3 * 0.69, rel=0.5)
 
@@ -98,6 +98,14 @@ def test_where_it_looked():
     assert (looked > 0).all()
     first = made(AnswerSettings(hidden=32, layers=1, heads=2, level=0)).eval()
     assert first.where(torch.randn(3, 24, 16), torch.tensor([2, 5, 3])).shape == (6, 4)
+
+
+def test_the_last_stage_of_a_plain_transformer_is_not_the_pooled_one():
+    backbone = Patches()
+    backbone.strides, backbone.step = (8, 4), 8
+    assert Soho(backbone, 2, 9, TINY).project.in_features == 12
+    backbone.strides, backbone.step = (4, 8), 8
+    assert Soho(backbone, 2, 9, TINY).project.in_features == 16
 
 
 def test_positions_differ_everywhere():

@@ -261,10 +261,14 @@ def test_questions_of_a_folder(tmp_path):
     ]  # fmt: skip
     other = [words[k] for k in example.target["matched"][0] if k]
     assert other[1:3] == ["is", "anything"]
-    assert data.classes[example.target["matched_answer"]] == "yes"
+    assert data.classes[int(example.target["matched_answers"])] == "yes"
     own, unmatched = other[3], {words[row[3]] for row in example.target["unmatched"].tolist()}
     assert unmatched == {"left", "right"} - {own}
     assert "matched" not in data.test.example(0).target
+    alone = load("vqa", str(tmp_path), ExampleSettings(size=24, texts=1)).train.example(0, (0, 0, 0)).target
+    assert (len(alone["matched"]), len(alone["matched_answers"]), len(alone["unmatched"])) == (0, 0, 1)
+    many = load("vqa", str(tmp_path), ExampleSettings(size=24, texts=4)).train.example(0, (0, 0, 0)).target
+    assert (len(many["matched"]), len(many["matched_answers"]), len(many["unmatched"])) == (3, 3, 4)
 
 
 def test_questions_as_npz(tmp_path):

@@ -23,7 +23,7 @@ from superformer.errors import SuperformerError
 from superformer.settings import SettingsBase
 from superformer.transfer.task import Batch, Prediction, Target
 
-PAD, MATCHED_TEXTS, PICTURE_TYPE = 0, 2, 1
+PAD, PICTURE_TYPE = 0, 1
 LONGEST_QUESTION = 512
 
 
@@ -34,7 +34,7 @@ class AnswerSettings(SettingsBase):
     layers: int = Field(3, ge=1, le=96)
     heads: int = Field(4, ge=1, le=128)
     dropout: float = Field(0.1, ge=0, lt=1)
-    level: int = Field(-1, ge=-4, le=3, description="the stage whose tokens are used; -1: the last one")
+    level: int | None = Field(None, ge=-4, le=3, description="whose tokens are used; none: the network's last stage")
     matching: float = Field(1.0, ge=0, le=1000, description="weight of the matching loss; 0: only matched texts")
     bert: str | None = Field(None, description="a folder with BERT's config.json and model.safetensors to begin from")
 
@@ -51,7 +51,8 @@ class Soho(nn.Module):
         self.backbone = backbone
         self.bert = _bert(self.settings, vocabulary)
         hidden = int(self.bert.config.hidden_size)
-        self.project = nn.Linear(backbone.channels[self.settings.level], hidden)
+        self.level = last_level(backbone) if self.settings.level is None else self.settings.level
+        self.project = nn.Linear(backbone.channels[self.level], hidden)
         self.norm = nn.LayerNorm(hidden)
         self.dropout = nn.Dropout(self.settings.dropout)
         self.answer = nn.Sequential(
@@ -63,15 +64,14 @@ class Soho(nn.Module):
         """Cross-entropy of the answers (with answers of several people, binary, as in SOHO) and of matching."""
         seen = self._seen(batch.pictures)
         matching = self.settings.matching
-        texts = torch.stack([_texts(target, all_four=matching > 0) for target in batch.targets]).to(seen.device)
+        matched, unmatched = _texts(batch.targets, matching > 0)
+        texts = torch.cat([matched, unmatched], 1).to(seen.device)  # (pictures, texts, words)
         n, each, length = texts.shape
-        repeated = seen.repeat_interleave(each, 0)
-        read = self._encode(repeated, texts.view(n * each, length)).view(n, each, -1)  # (pictures, texts, channels)
-        answered = min(MATCHED_TEXTS, each)
-        out = {"answer": _answer_loss(self.answer(read[:, :answered]), batch.targets)}
-        if each > MATCHED_TEXTS:
+        read = self._encode(seen.repeat_interleave(each, 0), texts.view(n * each, length)).view(n, each, -1)
+        out = {"answer": _answer_loss(self.answer(read[:, : matched.shape[1]]), batch.targets)}
+        if unmatched.shape[1]:
             truth = torch.zeros(n, each, device=seen.device)
-            truth[:, :MATCHED_TEXTS] = 1
+            truth[:, : matched.shape[1]] = 1
             out["matching"] = matching * F.binary_cross_entropy_with_logits(self.match(read)[..., 0], truth)
         return out
 
@@ -98,7 +98,7 @@ class Soho(nn.Module):
         if len({p.shape for p in pictures}) > 1:
             raise SuperformerError("pictures of questions differ in size: they must be squares of data.size")
         place = next(self.project.parameters()).device
-        maps: Tensor = self.backbone(torch.stack(list(pictures)).to(place))[self.settings.level]
+        maps: Tensor = self.backbone(torch.stack(list(pictures)).to(place))[self.level]
         return maps  # (n, channels, rows, columns)
 
     def _seen(self, pictures: Sequence[Tensor]) -> Tensor:
@@ -127,22 +127,35 @@ class Soho(nn.Module):
         return tokens[:, 0]
 
 
-def _texts(target: Target, all_four: bool) -> Tensor:
-    """The question, and in training another of the picture and two of other pictures, (texts, words)."""
-    texts = [target["question"][None]]
-    if "matched" in target:
-        texts += [target["matched"], *([target["unmatched"]] if all_four else [])]
-    return torch.cat(texts)
+def last_level(backbone: Any) -> int:
+    """The level that is the network's own last map: of a plain transformer at stride 16 not the pooled one."""
+    own, strides = getattr(backbone, "step", None), getattr(backbone, "strides", ())
+    if own is None or not strides:
+        return -1
+    return min(range(len(strides)), key=lambda k: (abs(math.log2(strides[k] / own)), -k))
+
+
+def _texts(targets: Sequence[Target], others: bool) -> tuple[Tensor, Tensor]:
+    """The questions of each picture, the asked one first, and in training those of other pictures, if they are wanted,
+    each (pictures, texts, words)."""
+    asked = torch.stack([target["question"] for target in targets])[:, None]
+    if "matched" not in targets[0]:
+        return asked, asked[:, :0]
+    matched = torch.cat([asked, torch.stack([target["matched"] for target in targets])], 1)
+    return matched, torch.stack([target["unmatched"] for target in targets]) if others else asked[:, :0]
 
 
 def _answer_loss(logits: Tensor, targets: Sequence[Target]) -> Tensor:
     """Of (pictures, matched texts, answers)."""
-    both = logits.shape[1] > 1
+    both = "matched" in targets[0]
     if "credit" in targets[0]:
-        credit = torch.stack([torch.stack([t["credit"], *([t["matched_credit"]] if both else [])]) for t in targets])
-        return F.binary_cross_entropy_with_logits(logits, credit.to(logits)) * logits.shape[-1]
-    wanted = [[t["answer"], *([t["matched_answer"]] if both else [])] for t in targets]
-    return F.cross_entropy(logits.flatten(0, 1), torch.tensor(wanted, device=logits.device).flatten(), ignore_index=-1)
+        worth = torch.stack([t["credit"] for t in targets])[:, None]
+        worth = torch.cat([worth, torch.stack([t["matched_credits"] for t in targets])], 1) if both else worth
+        return F.binary_cross_entropy_with_logits(logits, worth.to(logits)) * logits.shape[-1]
+    wanted = torch.tensor([[t["answer"]] for t in targets], device=logits.device)
+    if both:
+        wanted = torch.cat([wanted, torch.stack([t["matched_answers"] for t in targets]).to(wanted)], 1)
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
 
 
 def positions(rows: int, columns: int, channels: int) -> Tensor:

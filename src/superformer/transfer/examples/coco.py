@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from superformer.data.sources import TEST, TRAIN
-from superformer.data.stores import Ints, Store, digest
+from superformer.data.stores import Store, digest
 from superformer.errors import SuperformerError, shown
 from superformer.transfer.examples.settings import ExampleSettings
 from superformer.transfer.examples.sources import (
@@ -106,6 +106,10 @@ class Boxes:
             target["masks"] = out["masks"][kept]
         return Example(out["picture"], target | {"image_id": own.image_id, "size": own.size})
 
+    def take(self, index: Iterable[int]) -> Boxes:
+        """The pictures of these numbers."""
+        return replace(self, pictures=tuple(self.pictures[i] for i in index))
+
 
 def rasterised(segmentation: Any, size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """COCO's polygons or runs as a mask (height, width) of 0 and 1."""
@@ -155,8 +159,8 @@ def load(spec: str, settings: ExampleSettings, masks: bool) -> TaskData:
     known, classes, ids, mark = _read(first.file, settings, masks, skipped)
     if second is None:
         rest, out = held_out(len(known))
-        test = _take(known, out)
-        known = _take(known, rest)
+        test = known.take(out.tolist())
+        known = known.take(rest.tolist())
     else:
         test, others, other_ids, _ = _read(second.file, settings, masks, skipped)
         if (others, other_ids) != (classes, ids):
@@ -164,7 +168,7 @@ def load(spec: str, settings: ExampleSettings, masks: bool) -> TaskData:
                 f"{second.file} has other categories than {first.file}: {_difference(classes, others)}"
             )
     rest, out = carve(len(known), settings.choice, "choice")
-    train, choice = _take(known, rest), _take(known, out)
+    train, choice = known.take(rest.tolist()), known.take(out.tolist())
     if not settings.empty and (lonely := sum(p.empty for p in train.pictures)):
         train = replace(train, pictures=tuple(p for p in train.pictures if not p.empty))
         skipped["training pictures without objects"] += lonely
@@ -179,10 +183,6 @@ def _check_installed() -> None:
     except ImportError as problem:
         advice = "pip install 'superformer[transfer]'"
         raise SuperformerError(f"detection needs pycocotools, which is not installed: {advice}") from problem
-
-
-def _take(boxes: Boxes, index: Ints) -> Boxes:
-    return replace(boxes, pictures=tuple(boxes.pictures[i] for i in index.tolist()))
 
 
 def _difference(train: Sequence[str], test: Sequence[str]) -> str:

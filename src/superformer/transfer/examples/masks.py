@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,8 +95,9 @@ class Segments:
         out = self.variation({"picture": read_picture(self.pictures, k, self.sizes[k]), "mask": mask}, draw)
         return Example(out["picture"], {"mask": out["mask"][0].long(), "size": self.sizes[k]})
 
-    def take(self, index: Sequence[int]) -> Segments:
+    def take(self, index: Iterable[int]) -> Segments:
         """The pictures of these numbers."""
+        index = list(index)
         own, masks = (Files(f.root, [f.paths[i] for i in index]) for f in (self.pictures, self.masks))
         return replace(self, pictures=own, masks=masks, sizes=tuple(self.sizes[i] for i in index))
 

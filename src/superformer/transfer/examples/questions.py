@@ -100,7 +100,7 @@ class Questions:
     def example(self, k: int, draw: Draw | None = None) -> Example:
         own = self.questions[k]
         picture = read_picture(self.store, own.place, self.sizes[own.place])
-        target: dict[str, Any] = {"question": self._encoded(k), "answer": self.answer(k)}
+        target: dict[str, Any] = {"question": self._encoded([k])[0], "answer": self.answer(k)}
         if self.graded:
             target["credit"] = self.credit(k)
         if draw is not None:
@@ -111,26 +111,40 @@ class Questions:
         """The questions of these numbers."""
         return replace(self, questions=tuple(self.questions[i] for i in index))
 
-    def _encoded(self, k: int) -> Tensor:
-        return self.vocabulary.encode(self.questions[k].text, self.variation.settings.words)
+    def _encoded(self, numbers: Iterable[int]) -> Tensor:
+        """Questions as words, (questions, tokens)."""
+        known, length = self._known_texts, self.variation.settings.words
+        texts = [self.questions[k].text for k in numbers]
+        for text in texts:
+            if text not in known:
+                known[text] = self.vocabulary.encode(text, length)
+        return torch.stack([known[t] for t in texts]) if texts else torch.zeros(0, length, dtype=torch.int64)
 
     def _companions(self, k: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Another question of the picture (itself, if there is none) with its answer, and two that belong to others."""
-        place = self.questions[k].place
-        others = [i for i in self._by_place[place] if i != k] or [k]
-        second = others[int(rng.integers(len(others)))]
-        asked = {self.questions[i].text for i in self._by_place[place]}
+        """Other questions of the picture (again the same, if it has too few) with their answers, and as many as all of
+        these that belong to other pictures."""
+        wanted, place = self.variation.settings.texts, self.questions[k].place
+        own = self._by_place[place]
+        others = rng.permutation([i for i in own if i != k] or [k])
+        matched = np.resize(others, wanted - 1).tolist()
+        asked = {self.questions[i].text for i in own}
         unmatched = []
-        for _ in range(2):
+        for _ in range(wanted):
             for _ in range(ATTEMPTS):
                 other = int(rng.integers(len(self)))
                 if self.questions[other].text not in asked:
                     break
-            unmatched.append(self._encoded(other))
-        out = {"matched": self._encoded(second)[None], "matched_answer": self.answer(second)}
+            unmatched.append(other)
+        out = {"matched": self._encoded(matched), "unmatched": self._encoded(unmatched)}
+        out["matched_answers"] = torch.tensor([self.answer(i) for i in matched], dtype=torch.int64)
         if self.graded:
-            out["matched_credit"] = self.credit(second)
-        return out | {"unmatched": torch.stack(unmatched)}
+            none = torch.zeros(0, len(self.answers))
+            out["matched_credits"] = torch.stack([self.credit(i) for i in matched]) if matched else none
+        return out
+
+    @cached_property
+    def _known_texts(self) -> dict[str, Tensor]:
+        return {}
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

@@ -49,6 +49,9 @@ class ExampleSettings(SettingsBase):
     )
     answers: int | None = Field(None, ge=2, description="vqa: the most common answers, as many; none: all")
     words: int = Field(32, ge=4, le=512, description="vqa: the most words of a question")
+    texts: int = Field(
+        2, ge=1, le=64, description="vqa, training: questions of a picture at once (and as many of others)"
+    )
     vocabulary: str | None = Field(None, description="vqa: a vocab.txt of BERT's word pieces; none: words of questions")
     workers: int = Field(2, ge=0, le=256, description="processes that prepare pictures")
 
