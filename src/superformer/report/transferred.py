@@ -35,9 +35,9 @@ class Transferred:
 
     @staticmethod
     def read(folder: Path) -> Transferred:
-        found = (stored.read(folder / name) for name in (TRANSFER, "scores.json", "pictures.json"))
-        lines = (stored.read_lines(folder / name) for name in (METRICS, COMMANDS))
-        return Transferred(folder, *found, *lines)
+        facts, scores, drawn = (stored.read(folder / name) for name in (TRANSFER, "scores.json", "pictures.json"))
+        metrics, commands = (stored.read_lines(folder / name) for name in (METRICS, COMMANDS))
+        return Transferred(folder, facts, scores, drawn, metrics, commands)
 
     @property
     def test(self) -> dict[str, Any]:

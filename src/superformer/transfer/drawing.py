@@ -116,7 +116,7 @@ def detections(picture: Tensor, target: Target, prediction: Prediction, classes:
     """Boxes, and masks if there are any, in the colours of found, missed and wrong."""
     kept, right, seen = matched(target, prediction)
     drawn, names = picture, ("background", *classes)
-    colours = [FOUND if r else WRONG for r in right.tolist()]
+    colours: list[str | tuple[int, int, int]] = [FOUND if r else WRONG for r in right.tolist()]
     if "masks" in prediction and len(kept):
         drawn = draw_segmentation_masks(drawn, prediction["masks"][kept] > 0.5, alpha=0.45, colors=colours)
     missed = target["boxes"][~seen]

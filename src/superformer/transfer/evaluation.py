@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -56,8 +57,9 @@ def predictions(
     with evaluating(model):
         for batch in examples(split, workers, QUESTIONS if isinstance(split, Questions) else TOGETHER):
             moved = on_device(batch, device)
-            one: Any = predict_scales if scales else type(model).predict
-            for prediction in one(model, moved.pictures, moved.targets):
+            own: Any = model
+            one = functools.partial(predict_scales, own) if scales else own.predict
+            for prediction in one(moved.pictures, moved.targets):
                 if found is not None:
                     next(found, None)
                 yield {k: v.float().cpu() if isinstance(v, Tensor) and v.is_floating_point() else _cpu(v)

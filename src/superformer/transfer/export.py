@@ -44,7 +44,7 @@ def export(folder: str | Path, to: str, out: Path, console: Console | None = Non
         raise SuperformerError("question answering is not exported yet: detect, instance, segment and classify are")
     data = load(settings.task, facts["data"], settings.data)
     model, pictures = load_model(run, data), squares(data, settings)
-    about = {"task": settings.task, "head": settings.head_used, "classes": list(data.classes)}
+    about: dict[str, Any] = {"task": settings.task, "head": settings.head_used, "classes": list(data.classes)}
     about |= {"mean": list(settings.data.mean), "std": list(settings.data.std), "input_size": list(pictures.shape[1:])}
     if settings.task == "segment":
         return _segmentation(model, pictures, about, out, console)

@@ -75,7 +75,8 @@ class TransferRun:
             return
         known = self.facts()
         lines = differences(self.settings().model_dump(mode="json"), settings.model_dump(mode="json"))
-        lines += differences(*({k: f[k] for k in ("data", "fingerprint", "backbone")} for f in (known, facts)))
+        before, now = ({k: f[k] for k in ("data", "fingerprint", "backbone")} for f in (known, facts))
+        lines += differences(before, now)
         if lines:
             what = f"{self.folder} was begun with other settings ({'; '.join(lines)})"
             raise RunError(f"{what}: go on with the same words, or choose another --out")

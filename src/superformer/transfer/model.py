@@ -60,5 +60,5 @@ def load_model(run: TransferRun, data: TaskData) -> nn.Module:
 def cost_of(model: nn.Module) -> Mapping[str, int]:
     """Weights of backbone and head apart."""
     whole = sum(p.numel() for p in model.parameters())
-    part = sum(p.numel() for p in model.backbone.parameters())  # type: ignore[union-attr]
+    part = sum(p.numel() for p in cast(nn.Module, model.backbone).parameters())
     return {"params": whole, "backbone": part, "head": whole - part}

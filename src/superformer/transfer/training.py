@@ -43,7 +43,7 @@ def batch_of(examples: Sequence[Example]) -> Batch:
     return Batch([e.picture for e in examples], [e.target for e in examples])
 
 
-def loaded(split: Split, keys: Sequence[Sequence[Key]], workers: int) -> Iterator[Batch]:
+def loaded(split: Split, keys: list[list[Key]], workers: int) -> Iterator[Batch]:
     """The batches of these keys, prepared by so many processes, which end with the last one: a fork is cheap."""
     own = torch.Generator().manual_seed(0)  # not the process's own
     workers = min(workers, len(keys))
@@ -171,8 +171,8 @@ def _scales(model: nn.Module, settings: Transfer) -> dict[str, float]:
     """Of the learning rates of the backbone's weights; what is new in it learns as fast as the head."""
     own, base = settings.backbone, model.backbone
     names = {id(p): name for name, p in model.named_parameters()}
-    rates: dict[str, float] = base.rates(own.layer_decay)  # type: ignore[operator, union-attr, assignment]
+    rates: dict[str, float] = base.rates(own.layer_decay)  # type: ignore[operator, union-attr]
     return {
         names[id(p)]: rates[name] * (own.rate if name.startswith("net.") else 1.0)
-        for name, p in base.named_parameters()  # type: ignore[operator, union-attr]
+        for name, p in base.named_parameters()  # type: ignore[union-attr]
     }
