@@ -203,17 +203,19 @@ def measured_steps(steps: int) -> Iterable[int]:
         yield from (int(share * steps) for share in SPREAD)
 
 
-def choose(recipe: S, costs: Costs, per_epoch: int, minutes: float, spent: float) -> S:
+def choose(recipe: S, costs: Costs, per_epoch: int, minutes: float, spent: float, least: int | None = None) -> S:
     """The recipe with the epochs that fit into what is left; a warm-up takes at most the share of it that it has in the
-    recipe. Too little time for one epoch is refused."""
+    recipe. Too little time for ``least`` steps, by default for one epoch, is refused."""
     watch = recipe.watch
     each = costs.each(watch.every * per_epoch, watch.checkpoint_seconds)
     steps = math.floor((60 * minutes - spent - costs.end) / each)
-    if steps < per_epoch:
+    wanted = per_epoch if least is None else min(least, per_epoch)
+    if steps < wanted:
         around = spent + costs.end
-        needed = math.ceil(11 * (around + each * per_epoch) / 60) / 10
-        short = f"{say_time(60 * minutes)} are too short to train for one epoch, which takes about"
-        takes = f"{say_time(each * per_epoch)} here, with {say_time(around)} before and after"
+        needed = math.ceil(11 * (around + each * wanted) / 60) / 10
+        length = "one epoch" if wanted == per_epoch else f"{wanted} steps"
+        short = f"{say_time(60 * minutes)} are too short to train for {length}, which takes about"
+        takes = f"{say_time(each * wanted)} here, with {say_time(around)} before and after"
         raise TooShortError(f"{short} {takes}: give --minutes {needed:g} or more", needed)
     epochs = steps / per_epoch
     warmup = min(recipe.optimizer.warmup_epochs, recipe.optimizer.warmup_epochs * epochs / recipe.train.epochs)

@@ -33,6 +33,8 @@ from superformer.transfer.task import Batch, TaskData
 from superformer.transfer.training import Trainer, train_batches
 
 CLIP = "train.clip"
+LEAST = 50
+"""Steps that a time must be enough for: sets of detection are large, and an epoch of them is long."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def train_task(
         if minutes is not None:
             costs, trainer = _Work(trainer, data).costs(minutes), None
             spent = world.first_says(watch.seconds)
-            settings = choose(settings, costs, per_epoch, minutes, spent)
+            settings = choose(settings, costs, per_epoch, minutes, spent, LEAST)
             facts["time"] = {"minutes": minutes, "seconds": spent, "costs": vars(costs)}
     with run.lock() if world.first else nullcontext():
         if world.first:
