@@ -12,6 +12,7 @@ has for detection. What no level needs (the classifier, the final norm, NASViT's
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -168,7 +169,11 @@ def _let_unused_go(backbone: Backbone) -> None:
     params = dict(net.named_parameters())
     net.eval()
     with torch.enable_grad():
-        out = backbone(torch.zeros(1, 3, PROBE, PROBE, device=like.device, dtype=like.dtype))
+        try:
+            out = backbone(torch.zeros(1, 3, PROBE, PROBE, device=like.device, dtype=like.dtype))
+        except (AssertionError, RuntimeError) as error:  # timm's
+            told = f"{type(net).__name__} of timm reads pictures of its own size only ({error})"
+            raise SuperformerError(f"{told}: take a network whose size is not fixed") from error
         found = torch.autograd.grad([y.sum() for y in out], list(params.values()), allow_unused=True)
     net.train(mode)
     unused = {id(p) for p, grad in zip(params.values(), found, strict=True) if grad is None}
@@ -186,7 +191,8 @@ def backbone(
     source: Source, *, checkpoint: str | Path | None = None, drop_path: float = 0.0, freeze: int = 0,
     norms: Norms = "trained", blocks: bool = False, pretrained: bool = False, seed: int = 0,
 ) -> Backbone:  # fmt: skip
-    """The backbone of a network of ours, of the name of one of ours or of timm's, or of a folder with a stored one.
+    """The backbone of a network (a copy of it), of the name of one of ours or of timm's, or of a folder with a stored
+    one.
 
     ``checkpoint``: its weights, a safetensors file. ``freeze`` and ``norms``: see `Backbone.freeze`. ``blocks``: of a
     plain transformer, the maps of four blocks instead of a pyramid (for DPT)."""
@@ -207,12 +213,12 @@ def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
         if source.space.size > 1:
             what = f"a supernet of {source.space.size:.3g} architectures"
             raise SuperformerError(f"a backbone is one network, not {what}: give net.extract(arch)")
-        return source.set_drop_path(drop_path)
+        return copy.deepcopy(source).set_drop_path(drop_path)
     if isinstance(source, str):
         return _timm_network(source, drop_path, pretrained)
     if not hasattr(source, "forward_intermediates"):
         raise SuperformerError(f"{shown(type(source).__name__)} has no forward_intermediates, and cannot be a backbone")
-    return source
+    return copy.deepcopy(source)
 
 
 def _timm_network(name: str, drop_path: float, pretrained: bool) -> nn.Module:
