@@ -152,7 +152,7 @@ def test_a_time_is_kept_to(made, tmp_path):
     given = {"backbone": str(made / "network"), "minutes": 0.1}
     transfer("segment", str(made / "shapes"), tmp_path / "run", *words, **given)
     run = TransferRun(tmp_path / "run")
-    assert run.facts()["time"]["minutes"] == 0.1
+    assert 0.05 <= run.facts()["time"]["minutes"] <= run.facts()["time"]["asked"] == 0.1  # the rest is for the test
     chosen = run.settings().train.epochs
     assert chosen >= 1
     transfer("segment", str(made / "shapes"), tmp_path / "run", *words, **given)

@@ -84,9 +84,10 @@ def train_task(
         _Work(trainer, data).rehearse()
         if minutes is not None:
             costs, trainer = _Work(trainer, data).costs(minutes), None
-            spent = world.first_says(watch.seconds)
-            settings = choose(settings, costs, per_epoch, minutes, spent, LEAST)
-            facts["time"] = {"minutes": minutes, "seconds": spent, "costs": vars(costs)}
+            spent, training = world.first_says(watch.seconds), minutes - _judging(data, settings, costs) / 60
+            settings = choose(settings, costs, per_epoch, max(training, minutes / 2), spent, LEAST)
+            known = {"asked": minutes, "minutes": max(training, minutes / 2), "seconds": spent, "costs": vars(costs)}
+            facts["time"] = known
     with run.lock() if world.first else nullcontext():
         if world.first:
             run.begin(settings, facts)
@@ -157,13 +158,18 @@ def _tell_data(data: TaskData, tell: Tell) -> None:
         tell(f"left out: {n} ({why})")
 
 
+def _judging(data: TaskData, settings: Transfer, costs: Costs) -> float:
+    """Seconds for the test pictures at the end, by what a check took."""
+    return costs.check * len(data.test) / max(min(len(data.choice), settings.watch.pictures), 1)
+
+
 def _as_begun(run: TransferRun, settings: Transfer, minutes: float | None) -> Transfer:
     """The settings with the epochs that a transfer chose when it began: it does not choose again."""
     if minutes is None or not run.begun:
         return settings
     known, chosen = run.facts().get("time"), run.settings()
-    if known is None or known["minutes"] != minutes:
-        was = "without a time" if known is None else f"with {known['minutes']:g} minutes"
+    if known is None or known["asked"] != minutes:
+        was = "without a time" if known is None else f"with {known['asked']:g} minutes"
         raise RunError(f"{run.folder} was begun {was}, not with {minutes:g} minutes: go on with the same words")
     return with_epochs(settings, chosen.train.epochs, chosen.optimizer.warmup_epochs)
 
