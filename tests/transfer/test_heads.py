@@ -16,6 +16,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from superformer.errors import SuperformerError
 from superformer.transfer import heads
 from superformer.transfer.backbone import backbone
+from superformer.transfer.heads.cascade import CascadeHeads, boxes_of, refine
 from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.task import HEADS, Batch
 
@@ -107,6 +108,27 @@ def test_a_head_learns_one_picture(task, head):
     pytest.fail("100 steps were not enough")
 
 
+def test_a_cascade_hands_boxes_on_and_takes_the_mean_of_its_scores():
+    torch.manual_seed(0)
+    net = CascadeHeads(32, 2, HeadSettings(**SMALL, score=0.0, nms=1.0)).eval()
+    maps = {str(k): torch.randn(1, 32, 16 >> k, 24 >> k) for k in range(4)}
+    boxes = torch.tensor([[8.0, 8, 40, 40], [48, 16, 80, 56]])
+    for heads_of_one in net.stages:  # which leave boxes where they are
+        nn.init.zeros_(heads_of_one.box_predictor.bbox_pred.weight)
+        nn.init.zeros_(heads_of_one.box_predictor.bbox_pred.bias)
+    with torch.no_grad():
+        (found,), _ = net(maps, [boxes], [(64, 96)])
+        every = [boxes_of(one, maps, [boxes], [(64, 96)])[0].softmax(-1) for one in net.stages]
+    assert {tuple(box) for box in found["boxes"].tolist()} == {tuple(box) for box in boxes.tolist()}
+    mean = torch.stack(every).mean(0)[:, 1:]
+    assert torch.allclose(found["scores"], mean.flatten().sort(descending=True).values, atol=1e-6)
+    nn.init.constant_(net.stages[0].box_predictor.bbox_pred.bias, 1.0)  # a tenth of a box to the right and down, larger
+    with torch.no_grad():
+        (moved,), _ = net(maps, [boxes], [(64, 96)])
+    larger = refine(net.stages[0], torch.ones(2, 12), [boxes], torch.tensor([1, 2]), [(64, 96)])[0]
+    assert torch.allclose(moved["boxes"].sort(0).values[::2], larger.sort(0).values, atol=1e-4)
+
+
 def test_pictures_of_different_sizes_go_together():
     small, large = torch.randn(3, 40, 70), torch.randn(3, 64, 96)
     net = model("segment", "semantic-fpn").eval()
@@ -127,6 +149,15 @@ def test_a_picture_without_things_is_no_error(task, head):
     losses = model(task, head).train().losses(Batch([picture], [nothing]))
     assert all(torch.isfinite(loss) for loss in losses.values())
     sum(losses.values()).backward()
+
+
+@pytest.mark.parametrize("head", ["faster-rcnn", "retinanet"])
+def test_boxes_are_in_single_precision_also_where_layers_are_not(head):
+    net, picture = model("detect", head, score=0.0).eval(), scene()[0]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        (found,) = net.predict([picture], [{}])
+    assert found["boxes"].dtype == torch.float32
+    assert len(found["boxes"])
 
 
 def test_pixels_that_do_not_count_do_not():

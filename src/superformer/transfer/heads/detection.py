@@ -11,11 +11,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool, LastLevelP6P7
 
@@ -27,6 +30,8 @@ RATIOS = (0.5, 1.0, 2.0)
 """Height by width of the anchors of each place."""
 OCTAVE = tuple(2 ** (k / 3) for k in range(3))
 """Sizes of RetinaNet's anchors, of each level's own."""
+PREDICTORS = (RPNHead, FastRCNNPredictor, MaskRCNNPredictor, RetinaNetHead)
+"""Layers that give boxes, masks and their classes."""
 
 
 class Pyramid(nn.Module):
@@ -59,6 +64,15 @@ class AsGiven(GeneralizedRCNNTransform):
         return image, target
 
 
+def widened(module: nn.Module, given: Any, out: Any) -> Any:
+    """What a layer gives in single precision at least: in half precision boxes would be pixels off."""
+    if isinstance(out, Tensor):
+        return out.to(torch.promote_types(out.dtype, torch.float32))
+    if isinstance(out, dict):
+        return {name: widened(module, given, y) for name, y in out.items()}
+    return type(out)(widened(module, given, y) for y in out)
+
+
 class Detector(nn.Module):
     """A detector of torchvision's (``detector``) as a model of a task. ``first``: the label that is its class 0."""
 
@@ -66,6 +80,9 @@ class Detector(nn.Module):
         super().__init__()
         self.detector, self.first, self.keys = detector, first, keys
         detector.transform = AsGiven(32)
+        for module in detector.modules():
+            if isinstance(module, PREDICTORS):
+                module.register_forward_hook(widened)
 
     @property
     def backbone(self) -> Backbone:

@@ -145,7 +145,8 @@ class Segmenter(nn.Module):
 def cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
     """The mean over the pixels that count; 0 if none does."""
     count = (truth != IGNORED).sum().clamp_min(1)
-    return F.cross_entropy(logits, truth, ignore_index=IGNORED, reduction="sum") / count
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # a sum over pixels
+    return F.cross_entropy(wide, truth, ignore_index=IGNORED, reduction="sum") / count
 
 
 def _classifier(channels: int, classes: int, settings: HeadSettings) -> nn.Module:
