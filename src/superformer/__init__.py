@@ -31,10 +31,11 @@ if not COMMAND:
     from superformer.spaces import model, models, space, spaces, supernet
     from superformer.train.loop import train
     from superformer.train.retrain import retrain
+    from superformer.transfer import transfer
 
 __all__ = [
     "Aim", "Arch", "ArchError", "InfeasibleError", "Run", "Space", "SpaceError", "Stage", "SuperformerError", "cost",
     "divided", "draw", "fit", "from_timm", "kernels", "model", "models", "official", "ratio", "recalibrate", "recipe",
     "register_family", "register_model", "retrain", "scaled", "sharing", "space", "space_around", "spaces", "supernet",
-    "times", "to_timm", "train",
+    "times", "to_timm", "train", "transfer",
 ]  # fmt: skip

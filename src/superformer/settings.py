@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
@@ -152,6 +153,30 @@ def read_key_value(text: str, error: type[SuperformerError] = SuperformerError) 
     if not equals:
         raise error(f"settings are written key=value, such as seed=1; {shown(text)} was given")
     return key.strip(), load_yaml(value, shown(text), error)
+
+
+def changed(
+    given: Mapping[str, Any], words: Iterable[tuple[str, Any]], form: type[SettingsBase],
+    error: type[SuperformerError] = SuperformerError,
+) -> dict[str, Any]:  # fmt: skip
+    """A tree of settings of a form with these keys changed."""
+    tree = copy.deepcopy(dict(given))
+    for key, value in words:
+        path = key.split(".")
+        section: Any = form
+        for depth, name in enumerate(path):
+            if not (isinstance(section, type) and issubclass(section, SettingsBase)):
+                break  # below here any key may stand
+            if name not in section.model_fields:
+                raise error(form.unknown(name, path[:depth], "key=value"))
+            section = section.model_fields[name].annotation
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                raise error(f"{key} cannot be set: {name} is {shown(node)} in this recipe")
+        node[path[-1]] = value
+    return tree
 
 
 # --- numbers with units ---

@@ -109,7 +109,7 @@ def test_the_same_words_go_on(
     def never(*args: object, **words: object) -> None:
         raise AssertionError("this was done")
 
-    monkeypatch.setattr(loop._Loop, "go", never)
+    monkeypatch.setattr(loop.Loop, "go", never)
     monkeypatch.setattr(fitting, "measure", never)
     monkeypatch.setattr(fitting, "room_below", never)
     again = fit(str(network), "digits", folder, *WORDS, aim=AIM)

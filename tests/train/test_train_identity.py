@@ -169,7 +169,7 @@ def test_what_was_measured_is_a_fact_of_the_run(tmp_path: Path, monkeypatch: pyt
     assert whole.recipe() == own
 
     cut = Recipe.model_validate({**tree, "watch": {"networks": 0, "checkpoint_steps": 1}})
-    killed = mock.patch.object(loop._Loop, "_check", side_effect=KeyboardInterrupt)
+    killed = mock.patch.object(loop.Loop, "_check", side_effect=KeyboardInterrupt)
     with killed, pytest.raises(KeyboardInterrupt):
         train(cut, "digits", tmp_path / "cut")
     monkeypatch.setattr(LatencyTable, "build", mock.Mock(side_effect=AssertionError("measured again")))

@@ -73,6 +73,7 @@ ThroughputMin = Annotated[Word, _opt("--throughput-min", "500", "The fewest pict
 Seeds = Annotated[int, _opt("--seeds", "N", "Train so often, from the recipe's seed on; the table has the mean.")]
 MethodName = Annotated[Word, _opt("--method", "NAME", "evolution, nsga2, predictor, random or exhaustive.")]
 Split = Annotated[str, typer.Option("--split", help="test, or search (what searching sees).")]
+Scales = Annotated[bool, typer.Option("--scales", help="Of segmentation: the mean over six scales and mirrored.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON instead of tables.")]
 AnalysisParts = Annotated[Words, _arg("[PART]... [KEY=VALUE]...", "What to look at, and settings.")]
 ExportFormat = Annotated[str, _opt("--to", "onnx|timm|hf", "ONNX, a folder for timm, or a folder for Hugging Face.")]

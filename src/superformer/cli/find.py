@@ -20,6 +20,7 @@ from superformer.cli.arguments import (
     table,
     trained_run,
 )
+from superformer.cli.transfer import evaluate_transfer, is_transfer
 from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
 
 
@@ -153,11 +154,16 @@ def retrain(
 
 @app.command(name="eval")
 def evaluate(
-    run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", as_json: arg.Json = False
-) -> None:
-    """The accuracy of sub-networks of a trained supernet, with the weights they inherit.
+    run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", scales: arg.Scales = False,
+    as_json: arg.Json = False,
+) -> None:  # fmt: skip
+    """The accuracy of sub-networks of a trained supernet, with the weights they inherit; of a transfer, the task's
+    metrics.
 
     Example: superformer eval --run runs/first --arch smallest --arch largest"""
+    if is_transfer(run) and not arch:
+        evaluate_transfer(run, split, as_json, scales)
+        return
     trained_run(run, *(arch or []))
     with computing():
         from superformer.evaluation.evaluator import evaluate as run_evaluation

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, percent, print_facts, print_rows, say, table, trained_run
+from superformer.cli.transfer import bench_transfer, export_transfer, is_dense
 from superformer.errors import SuperformerError, nearest, unknown
 from superformer.files import catalogue
 from superformer.settings import RUNTIMES, read_amount
@@ -132,6 +133,9 @@ def export(
     format_module(to)
     if int8 is not None and to != "onnx":
         raise SuperformerError(f"--int8 is for --to onnx, not for {to}")
+    if is_dense(run):
+        export_transfer(run, to, out, int8, arch)
+        return
     if arch is None:
         Run.open(run).model_folder()
     else:
@@ -170,6 +174,9 @@ def bench(
     and size; --int8 static finds scales on training pictures beforehand."""
     from superformer.runs import Run
 
+    if is_dense(what):
+        bench_transfer(what, threads, seconds, as_json)
+        return
     words, run = [r.strip() for r in runtimes.split(",")], Run(Path(what))
     for runtime in words:
         if runtime not in RUNTIMES:
@@ -211,7 +218,8 @@ def report(run: arg.RunFolder) -> None:
     Example: superformer report --run runs/first"""
     from superformer.runs import Run
 
-    Run.open(run)
+    if not is_dense(run):
+        Run.open(run)
 
     from superformer.report import write
 

@@ -82,7 +82,7 @@ def _train_and_test(train: Path, test: Path | None) -> Source:
     _check_exists(test)
     names = _folder(test).classes if test.is_dir() else None
     if test.suffix == ".npz" and names is None:
-        with _open_npz(test) as file:
+        with open_npz(test) as file:
             names = _named_classes(test, file)
     if names is not None:
         _check_same_classes(known.classes, names, test)
@@ -173,18 +173,18 @@ def _natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 
 def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
-    with _open_npz(path) as file:
+    with open_npz(path) as file:
         has = set(file.files)
         if not ({"images", "labels"} <= has or {"jpeg", "offsets", "labels"} <= has):
             wanted = "images (uint8, n x height x width x 3) and labels, or jpeg, offsets and labels"
             raise SuperformerError(f"{path} holds {', '.join(file.files) or 'nothing'}: it needs {wanted}")
         names = _named_classes(path, file) or classes
-        store = _images(path, _array(path, file, "images")) if "images" in has else _packed(path, file)
-        labels = _labels(path, _array(path, file, "labels"), len(store), names)
+        store = image_store(path, read_array(path, file, "images")) if "images" in has else _packed(path, file)
+        labels = _labels(path, read_array(path, file, "labels"), len(store), names)
     return LabelledStore(store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1)))
 
 
-def _open_npz(path: Path) -> Any:
+def open_npz(path: Path) -> Any:
     try:
         file = np.load(path, allow_pickle=False)
     except UNREADABLE as problem:
@@ -196,7 +196,7 @@ def _open_npz(path: Path) -> Any:
     return file
 
 
-def _array(path: Path, file: Any, key: str) -> npt.NDArray[Any]:
+def read_array(path: Path, file: Any, key: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(file[key])
     except UNREADABLE as problem:
@@ -207,13 +207,13 @@ def _array(path: Path, file: Any, key: str) -> npt.NDArray[Any]:
 def _named_classes(path: Path, file: Any) -> tuple[str, ...] | None:
     if "class_names" not in file.files:
         return None
-    names = tuple(str(n) for n in _array(path, file, "class_names").ravel())
+    names = tuple(str(n) for n in read_array(path, file, "class_names").ravel())
     if len(set(names)) < len(names):
         raise SuperformerError(f"{path}: class_names has a name twice; every class needs its own")
     return names
 
 
-def _images(path: Path, images: npt.NDArray[Any]) -> Store:
+def image_store(path: Path, images: npt.NDArray[Any]) -> Store:
     if images.dtype != np.uint8:
         raise SuperformerError(f"{path}: images are {images.dtype}, they must be uint8 (0 to 255)")
     if images.ndim == 4 and images.shape[3] == 1:
@@ -227,7 +227,7 @@ def _images(path: Path, images: npt.NDArray[Any]) -> Store:
 
 
 def _packed(path: Path, file: Any) -> Store:
-    data, offsets = _array(path, file, "jpeg"), _array(path, file, "offsets")
+    data, offsets = read_array(path, file, "jpeg"), read_array(path, file, "offsets")
     if data.dtype != np.uint8 or data.ndim != 1:
         raise SuperformerError(f"{path}: jpeg is {data.dtype} of shape {data.shape}, it must be uint8 of one dimension")
     sound = offsets.ndim == 1 and len(offsets) and offsets.dtype.kind in "iu"

@@ -297,9 +297,11 @@ class Network(TimmApi, nn.Module):
             return [(self.run(token, at), at) for token, at in zip(tokens, plans, strict=True)]
         return list(zip(run_together(tokens, plans, self), plans, strict=True))
 
-    def run(self, x: Tensor, at: Pass, collect: Collected | None = None, until: int | None = None) -> Tensor:
+    def run(
+        self, x: Tensor, at: Pass, collect: Collected | None = None, until: int | None = None, finish: bool = True
+    ) -> Tensor:
         """The stages and the final norm. ``collect`` gets the stage and the tokens after each stage's entry and every
-        block; stages after ``until`` are left out, and the norm with them."""
+        block; stages after ``until`` are left out, and the norm with them, which also ``finish`` leaves out."""
         for i, visits in enumerate(at.stages):
             if until is not None and i > until:
                 return x
@@ -313,7 +315,7 @@ class Network(TimmApi, nn.Module):
                     x = visit.block(x, visit, at)
                 if collect is not None:
                     collect.append((i, x))
-        return self.finish(x, at)
+        return self.finish(x, at) if finish else x
 
     # --- weights ---
 

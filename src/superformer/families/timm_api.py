@@ -151,8 +151,9 @@ class TimmApi(abc.ABC):
         if norm and len({stage for _, stage in levels}) > 1:
             raise SuperformerError("the final norm fits the last stage only: norm=True is not possible for a pyramid")
         collect: Collected = []
-        until = levels[max(take)][1] if self.feature_level == "stage" else 0
-        final = self.run(self.embed(self.shared(x), at), at, collect, until if stop_early else None)
+        last = levels[max(take)][1] if self.feature_level == "stage" else 0
+        until = last if stop_early else None
+        final = self.run(self.embed(self.shared(x), at), at, collect, until, finish=not intermediates_only)
         ends = dict(collect)  # the last of each stage
         out: list[Any] = []
         for k in take:

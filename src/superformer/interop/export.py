@@ -55,10 +55,13 @@ class Proof:
     """What was compared with what."""
     note: str = ""
     """What else is to be told of the export."""
+    value: str = "a logit"
+    kind: str = "random"
+    """What differs, and in which pictures."""
 
     def __str__(self) -> str:
-        largest = f"the largest difference of a logit is {self.difference:.1e}"
-        return f"{self.what}: {largest}, in {self.pictures} random pictures" + (self.note and f"\n{self.note}")
+        largest = f"the largest difference of {self.value} is {self.difference:.1e}"
+        return f"{self.what}: {largest}, in {self.pictures} {self.kind} pictures" + (self.note and f"\n{self.note}")
 
 
 def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | None = None, seed: int = 0) -> Proof:
@@ -69,22 +72,32 @@ def export(stored: StoredNetwork, out: str | Path, to: str, console: Console | N
     module, out = format_module(to), Path(out)
     if (size := stored.net.space.size) > 1:
         raise SuperformerError(f"this is a supernet of {size:.3g} architectures: export net.extract(arch)")
-    _check_folder(out, to)
-
     form = importlib.import_module(module)
+
+    def prove(partial: Path) -> Proof:
+        batches = random_batches(stored, seed)
+        with on_cpu(stored):
+            ours = [stored.net(x).float().numpy() for x in batches]
+        return proof_of(ours, form.logits_of(partial, batches), f"superformer and {TOOLS[to]}")
+
+    return write_proved(out, to, lambda partial: form.write(stored, partial) or "", prove, console)
+
+
+def write_proved(
+    out: Path, to: str, write: Callable[[Path], str], prove: Callable[[Path], Proof], console: Console | None = None
+) -> Proof:
+    """Let an export be written and proved in a folder of its own, then give that its name."""
+    _check_folder(out, to)
     partial = out / f"export{files.PARTIAL}" if out.is_dir() else out.with_name(out.name + files.PARTIAL)
     with files.disk_errors(partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
         with doing(console, f"writing the {to} export"):
-            note = form.write(stored, partial) or ""
+            note = write(partial)
         with doing(console, f"proving it: read back by {TOOLS[to]}"):
-            batches = random_batches(stored, seed)
-            with on_cpu(stored):
-                ours = [stored.net(x).float().numpy() for x in batches]
-            proof = _proof(ours, form.logits_of(partial, batches), f"superformer and {TOOLS[to]}")
-        return replace(proof, files=_placed(partial, out), note=note)
+            proof = prove(partial)
+        return replace(proof, files=_placed(partial, out), note=note or proof.note)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -104,7 +117,7 @@ def _check_folder(out: Path, to: str) -> None:
         raise SuperformerError(f"{out} holds {other}: choose another folder")
 
 
-def _proof(ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
+def proof_of(ours: list[Floats], theirs: list[Floats], what: str) -> Proof:
     """The proof, or an error if the logits differ."""
     worst = 0.0
     for a, b in zip(ours, theirs, strict=True):

@@ -5,7 +5,6 @@ A recipe is a YAML file in the form of `superformer.recipes.settings.Recipe`. An
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from superformer import files
 from superformer.errors import SuperformerError, nearest, shown
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
-from superformer.settings import SettingsBase, check_tree, load_yaml, read_key_value
+from superformer.settings import changed, check_tree, load_yaml, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import LARGEST_PICTURE, Arch
 from superformer.spaces import space as published_space
@@ -100,25 +99,12 @@ def from_tree(given: Mapping[str, Any], where: str, changes: Iterable[str] = ())
 
 
 def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A tree of settings with these keys changed."""
-    tree = copy.deepcopy(dict(given))
+    """A tree of settings with these keys changed; also parts of a space that it has by name."""
+    tree = changed(given, (), Recipe, RecipeError)
     for key, value in words:
-        path = key.split(".")
-        section: Any = Recipe
-        for depth, name in enumerate(path):
-            if not (isinstance(section, type) and issubclass(section, SettingsBase)):
-                break  # below here any key may stand
-            if name not in section.model_fields:
-                raise RecipeError(Recipe.unknown(name, path[:depth], "key=value"))
-            section = section.model_fields[name].annotation
-        node = tree
-        if path[0] == "space" and len(path) > 1 and isinstance(given_space := tree.get("space"), str):
-            tree["space"] = json.loads(_named_space(given_space).to_json())  # of which a part changes
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-            if not isinstance(node, dict):
-                raise RecipeError(f"{key} cannot be set: {name} is {shown(node)} in this recipe")
-        node[path[-1]] = value
+        if key.startswith("space.") and isinstance(named := tree.get("space"), str):
+            tree["space"] = json.loads(_named_space(named).to_json())
+        tree = changed(tree, [(key, value)], Recipe, RecipeError)
     return tree
 
 

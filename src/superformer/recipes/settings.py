@@ -157,8 +157,13 @@ class Optimizer(SettingsBase):
     no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
     own_no_decay: bool = Field(True, description="nor what a family itself names: tokens, positions, scales")
     decay_unused: bool = Field(False, description="shrink also what a step did not use, as released trainers do")
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "poly", "steps"] = "cosine"
+    power: float = Field(0.9, gt=0, le=10, description="poly: of the share of the training that is left; 1 is linear")
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), description="steps: epochs after which the rate is a tenth"
+    )
     warmup_epochs: float = Field(5, ge=0)
+    warmup_steps: int | None = Field(None, ge=0, description="the same in steps, where a paper counts those")
     warmup_lr: float = Field(1e-6, ge=0, le=LARGEST_RATE)
     min_lr: float = Field(1e-5, ge=0, le=LARGEST_RATE)
 
@@ -174,9 +179,14 @@ class Start(SettingsBase):
     orders: str | None = Field(None, description="a file of its units by importance (superformer importance)")
 
 
-class Train(SettingsBase):
+class Length(SettingsBase):
+    """How long something is trained, with how many pictures at a time."""
+
     epochs: float = Field(..., gt=0)
     batch_size: int = Field(128, ge=1, description="of all processes together")
+
+
+class Train(Length):
     accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
     drop_path: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.0, ge=0, lt=1, description="of what the classifier reads (NASViT, table 5)")

@@ -1,8 +1,8 @@
 """The report of a run: one HTML file that needs nothing else.
 
-`inputs` reads the run's files; `search`, `fitted`, `training`, `analyses`, `deployment` and `reproduction` make the
-sections out of the pieces of `markup`; here they are put together with the style, the data and the scripts that draw
-the charts."""
+`inputs` reads the run's files; `search`, `fitted`, `training`, `analyses`, `deployment`, `transferred` and
+`reproduction` make the sections out of the pieces of `markup`; here they are put together with the style, the data and
+the scripts that draw the charts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from superformer import files
 from superformer.draw.sketch import SQUARES, WIDTHS
 from superformer.draw.svg import DARK, LIGHT
 from superformer.progress import Tell, teller
-from superformer.report import analyses, deployment, fitted, reproduction, search, training
+from superformer.report import analyses, deployment, fitted, reproduction, search, training, transferred
 from superformer.report.inputs import Inputs, points, read
 from superformer.report.markup import Markup, Section, joined, tag, text
+from superformer.runs.stored import RECIPE, TRANSFER
 
 NAME = "report.html"
 SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
@@ -30,10 +31,22 @@ SCRIPTS = ("scale.js", "charts.js", "cards.js", "front.js", "page.js")
 
 def write(folder: str | Path, console: Console | None = None) -> Path:
     """Write ``DIR/report.html`` with whatever the run has so far; nothing else in the run is changed."""
+    if (Path(folder) / TRANSFER).exists() and not (Path(folder) / RECIPE).exists():
+        return _write_transfer(Path(folder))
     inputs = read(folder)
     path = inputs.run.folder / NAME
     files.write(path, rendered(inputs, teller(console)))
     return path
+
+
+def _write_transfer(folder: Path) -> Path:
+    """The page of a network that was put to another task."""
+    found = transferred.Transferred.read(folder)
+    sections = transferred.sections(found)
+    charts = {name: chart for s in sections for name, chart in s.charts.items()}
+    data = {"charts": charts, "front": None, "widths": WIDTHS, "squares": SQUARES}
+    files.write(folder / NAME, _page(f"{folder.resolve().name}: {found.title}", sections, data))
+    return folder / NAME
 
 
 def rendered(inputs: Inputs, tell: Tell) -> str:
@@ -54,6 +67,7 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
         front,
         deployment.comparison(inputs),
         deployment.retrained(inputs),
+        transferred.listed(inputs),
         deployment.latency(inputs),
         deployment.elsewhere(inputs),
         deployment.bench(inputs),

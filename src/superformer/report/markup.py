@@ -16,7 +16,7 @@ import numpy as np
 
 from superformer.draw.svg import FORBIDDEN
 
-VOID = ("br", "input")
+VOID = ("br", "img", "input")
 MOST = 600
 """Points of a line."""
 Chart = dict[str, Any]

@@ -16,7 +16,7 @@ from superformer.space import Space
 
 FORMAT = 2
 RECIPE, SPACE, FACTS, METRICS, COMMANDS = "recipe.yaml", "space.json", "run.json", "metrics.jsonl", "commands.jsonl"
-TIME = "time.jsonl"
+TIME, TRANSFER = "time.jsonl", "transfer.json"
 NUMBER = int | float
 
 
@@ -64,6 +64,9 @@ FILES = {
     "fit.json": Stored(
         {"cost": str, "limit": NUMBER, "original": _row, "found": [_row]}, _anew.format("superformer fit ...")
     ),
+    TRANSFER: Stored({"task": str, "data": str, "fingerprint": str, "classes": [str], "backbone": dict}, _begun),
+    "scores.json": Stored({}, _anew.format("superformer eval --run {run}")),
+    "pictures.json": Stored({"pictures": [{"file": str}]}, _anew.format("superformer eval --run {run}")),
     "bench.json": Stored({"rows": [{"name": str, "runtime": str}]}, _anew.format("superformer bench {run}")),
 }
 TABLE = Stored(
@@ -93,6 +96,8 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def of_earlier_version(folder: Path) -> bool:
     """Whether the files of a run, or of a folder that none has begun in yet, need not have checksums."""
+    if (folder / TRANSFER).exists():  # there are no earlier ones
+        return False
     return not (folder / FACTS).exists() or facts(folder)["format"] == 1
 
 

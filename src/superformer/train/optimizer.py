@@ -7,13 +7,14 @@ Then both are joined: added, or with the component of one that works against the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import timm.optim
 import torch
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer as TorchOptimizer
 
@@ -24,6 +25,8 @@ from superformer.recipes.settings import Optimizer
 Grads = Sequence[Tensor | None]
 """The gradient of each parameter, or None."""
 RULES, PRIORITIES = ("sum", "project"), ("subnets", "supernet")
+SCALE = "lr_scale"
+"""What timm's schedules multiply a group's learning rate with."""
 RELEASED_EPS = 1e-6
 """What the released code adds to the squared norm in the denominator, along with its cap of 2."""
 
@@ -194,21 +197,27 @@ def check_no_decay(words: Sequence[str], net: nn.Module) -> None:
         raise SuperformerError(f"optimizer.no_decay: {what}; {nearest(word, parts)}")
 
 
-def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOptimizer:
+def build(
+    net: nn.Module, settings: Optimizer, *, decay: bool = True, scales: Mapping[str, float] | None = None
+) -> TorchOptimizer:
     """An optimiser of timm with two groups: weights that decay; and those that do not: vectors, the names of
     ``no_decay`` and, as timm's do, what the network names (DeiT's tokens and positions, Swin's relative ones).
-    Without ``decay`` it shrinks nothing itself; `decay_used` then does."""
+    Without ``decay`` it shrinks nothing itself; `decay_used` then does. ``scales``: of the learning rate, by names of
+    weights; each makes groups of its own. Weights that need no gradient are left out."""
     known = timm.optim.list_optimizers()
     if settings.name not in known:
         raise SuperformerError(f"optimizer.name: unknown optimiser {settings.name!r}: {nearest(settings.name, known)}")
-    own = net.no_weight_decay() if settings.own_no_decay and isinstance(net, Network) else set[str]()
-    kept: list[nn.Parameter] = []
-    decayed: list[nn.Parameter] = []
+    own = _own_no_decay(net) if settings.own_no_decay else set[str]()
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in net.named_parameters():
-        spared = p.ndim <= 1 or name in own or any(word in name for word in settings.no_decay)
-        (kept if spared else decayed).append(p)
-    rates = ((kept, 0.0), (decayed, settings.weight_decay))
-    groups = [{"params": ps, "weight_decay": rate if decay else 0.0, "decay": rate} for ps, rate in rates if ps]
+        if p.requires_grad:
+            spared = p.ndim <= 1 or name in own or any(word in name for word in settings.no_decay)
+            key = (0.0 if spared else settings.weight_decay), (scales or {}).get(name, 1.0)
+            members.setdefault(key, []).append(p)
+    groups: list[dict[str, Any]] = [
+        {"params": ps, "weight_decay": rate if decay else 0.0, "decay": rate} | ({} if scale == 1 else {SCALE: scale})
+        for (rate, scale), ps in sorted(members.items(), key=lambda item: item[0])
+    ]
     info = timm.optim.get_optimizer_info(settings.name)
     words: dict[str, Any] = {"opt": settings.name, "lr": settings.lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
     words |= {name: getattr(settings, name) for name in ("eps", "betas", "momentum") if getattr(info, f"has_{name}")}
@@ -216,6 +225,15 @@ def build(net: nn.Module, settings: Optimizer, *, decay: bool = True) -> TorchOp
         words["fused"] = True  # one pass over the weights
     made: TorchOptimizer = timm.optim.create_optimizer_v2(groups, **words)
     return made
+
+
+def _own_no_decay(net: nn.Module) -> set[str]:
+    """What a network, or a part of one that was put together, names itself."""
+    if isinstance(net, Network):
+        return net.no_weight_decay()
+    named: list[tuple[str, Any]] = [(name, m) for name, m in net.named_modules() if name]
+    named = [(name, module) for name, module in named if callable(getattr(module, "no_weight_decay", None))]
+    return {f"{name}.{weight}" for name, module in named for weight in module.no_weight_decay()}
 
 
 @torch.no_grad()
@@ -235,15 +253,25 @@ class Schedule:
 
     def __init__(self, optimizer: TorchOptimizer, settings: Optimizer, steps: int, steps_per_epoch: int):
         self.optimizer, self.settings = optimizer, settings
-        self.warmup = min(round(settings.warmup_epochs * steps_per_epoch), steps)
+        warmup = settings.warmup_steps
+        self.warmup = min(round(settings.warmup_epochs * steps_per_epoch) if warmup is None else warmup, steps)
         warm: dict[str, Any] = {"warmup_t": self.warmup, "warmup_lr_init": settings.warmup_lr, "t_in_epochs": False}
-        self.cosine = CosineLRScheduler(optimizer, t_initial=max(steps, 1), lr_min=settings.min_lr, **warm)
+        self.rates: Scheduler
+        if settings.schedule == "steps":
+            at = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(settings.milestones)]  # timm's is one early
+            self.rates = MultiStepLRScheduler(optimizer, at, 0.1, warmup_prefix=False, **warm)
+        elif settings.schedule == "poly":
+            power, low = settings.power, settings.min_lr
+            self.rates = PolyLRScheduler(optimizer, max(steps, 1), power, low, **warm)
+        else:
+            self.rates = CosineLRScheduler(optimizer, t_initial=max(steps, 1), lr_min=settings.min_lr, **warm)
 
     def set(self, step: float) -> float:
         """Set the rate of a step."""
         if self.settings.schedule == "constant" and step >= self.warmup:
             for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.lr
+                group["lr"] = self.settings.lr * group.get(SCALE, 1.0)
         else:
-            self.cosine.step_update(step)  # type: ignore[arg-type]  # between two steps, where time is a budget
-        return float(self.optimizer.param_groups[0]["lr"])
+            self.rates.step_update(step)  # type: ignore[arg-type]  # between two steps, where time is a budget
+        first = self.optimizer.param_groups[0]
+        return float(first["lr"] / first.get(SCALE, 1.0))

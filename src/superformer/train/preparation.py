@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +31,7 @@ from superformer.train.losses import load_teachers
 from superformer.train.optimizer import check_no_decay
 from superformer.train.sampling import measured_identity
 from superformer.train.step import Trainer
+from superformer.train.steps import Steps
 from superformer.train.time_budget import LEAST_STEPS, MEASURED, MOST_MEASURED, Costs, Stopwatch, choose, measured_steps
 from superformer.train.warm_start import from_settings
 
@@ -141,22 +144,30 @@ def check_networks(trainer: Trainer, pictures: data.DataSet, img_size: int) -> d
 
 def measure(trainer: Trainer, pictures: data.DataSet, img_size: int, minutes: float) -> Costs:
     """What a step, with its pictures, a check and a checkpoint cost now. The trainer is worn out by it."""
+    check = functools.partial(check_networks, trainer, pictures, img_size) if len(pictures.search) else None
+    return step_costs(trainer, epoch_batches(trainer, pictures, img_size, 0, 0), check, minutes)
+
+
+def step_costs(
+    trainer: Steps, given: data.Prefetcher[Any], check: Callable[[], object] | None, minutes: float
+) -> Costs:
+    """The same of whatever is trained."""
     world, watch, steps, times = trainer.world, Stopwatch(), measured_steps(trainer.steps), list[float]()
-    most, check, save = min(60 * MEASURED * minutes, MOST_MEASURED), 0.0, 0.0
-    with closing(epoch_batches(trainer, pictures, img_size, 0, 0)) as batches:
+    most, checking, save = min(60 * MEASURED * minutes, MOST_MEASURED), 0.0, 0.0
+    with closing(given) as batches:
         for batch, n in zip(batches, steps, strict=False):
             trainer.step(n, batch)
             times.append(watch.seconds)
             if len(times) >= LEAST_STEPS and world.first_says(watch.seconds) > most:
                 break
-    if world.first and len(pictures.search):
+    if world.first and check is not None:
         start = watch.seconds
-        check_networks(trainer, pictures, img_size)
-        check = watch.seconds - start
+        check()
+        checking = watch.seconds - start
     if world.first:
         start = watch.seconds
         with tempfile.TemporaryDirectory() as folder:
             save_checkpoint(Path(folder), trainer.checkpoint(0), 1)
         save = watch.seconds - start
     step = (times[-1] - times[0]) / max(len(times) - 1, 1) or times[0]  # the first one makes things ready
-    return Costs(*(world.first_says(value) for value in (step, check, save)))
+    return Costs(*(world.first_says(value) for value in (step, checking, save)))

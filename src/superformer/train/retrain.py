@@ -92,7 +92,7 @@ def retrain(
             note_command(run.folder)
         inherited = write_inherited(run, arch, run.folder / "retrained" / f"{arch.key}-inherited")
         judging = watch.seconds
-        rows = [_row(run, load_network(inherited).net, which, "inherited", of=arch.key)] if world.first else []
+        rows = [table_row(run, load_network(inherited).net, which, "inherited", of=arch.key)] if world.first else []
         judging = watch.seconds - judging
         each = [_stages(run, arch, replace(asked, seed=asked.seed + k), inherited) for k in range(seeds)]
         if minutes is not None:
@@ -112,7 +112,7 @@ def retrain(
     for new in rows:  # one that was there already keeps its time
         new["seconds"] = new["seconds"] or next((r["seconds"] for r in old if _same(new, r, seed)), 0)
     rows = [row for row in old if not any(_replaces(new, row, seed) for new in rows)] + rows
-    _save(run, load_supernet(done[0][-1].run.supernet_file), model)
+    save_model(run, load_supernet(done[0][-1].run.supernet_file), model)
     files.write_object(table, {"rows": rows})
     return Retrained(model, rows)
 
@@ -203,7 +203,7 @@ def _trained(run: Run, stage: _Stage, console: Console | None) -> _Stage:
 def _row_of_seeds(run: Run, name: str, weights: str, stages: Sequence[_Stage], of: str) -> dict[str, Any]:
     """A row of the table: of several seeds the means, with the deviation of the accuracy."""
     rows = [
-        _row(run, load_supernet(s.run.supernet_file), name, weights, s.run.recipe().train.epochs, s.seconds)
+        table_row(run, load_supernet(s.run.supernet_file), name, weights, s.run.recipe().train.epochs, s.seconds)
         for s in stages
     ]
     row = {**rows[0], "from": stages[0].origin, "of": of, "seeds": [stage.seed for stage in stages]}
@@ -225,9 +225,10 @@ def _replaces(new: dict[str, Any], old: dict[str, Any], seed: int) -> bool:
     return same and {*old.get("seeds", [seed])} <= {*new.get("seeds", [seed])}
 
 
-def _row(
+def table_row(
     run: Run, net: Network, name: str, weights: str, epochs: float = 0, seconds: float = 0, **more: Any
 ) -> dict[str, Any]:
+    """What a network costs, and its accuracy on the test pictures."""
     arch = net.space.smallest()
     opened = TrainedRun.of(run, net, arch.resolution)
     pictures = opened.pictures.test()
@@ -244,7 +245,7 @@ def write_inherited(run: Run, arch: Arch, folder: Path) -> Path:
     """The folder of a sub-network with its inherited weights, written now if there is none."""
     world = World.join()
     if world.first and not (folder / CONFIG).exists():
-        _save(run, TrainedRun.of(run).network(arch), folder)
+        save_model(run, TrainedRun.of(run).network(arch), folder)
     world.wait()
     return folder
 
@@ -283,7 +284,7 @@ def network_to_export(folder: str | Path, which: str | None = None) -> StoredNet
     return StoredNetwork(net, tuple(run.facts()["classes"]), settings.mean, settings.std, _prepared(run, net))
 
 
-def _save(run: Run, net: Network, folder: Path) -> None:
+def save_model(run: Run, net: Network, folder: Path) -> None:
     """Write a network with what its user must know of the run: classes, and how pictures are prepared."""
     settings = run.recipe().data
     save_network(net, folder, run.facts()["classes"], settings.mean, settings.std, **_prepared(run, net))

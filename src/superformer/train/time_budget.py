@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 from superformer import files
 from superformer.errors import SuperformerError
-from superformer.recipes.settings import Recipe
+from superformer.recipes.settings import Length, Optimizer, Watch
 from superformer.runs import stored
 from superformer.runs.stored import TIME
 
@@ -31,6 +32,21 @@ MEASURED, MOST_MEASURED, LEAST_STEPS = 0.05, 20.0, 4
 SPREAD = (0.0, 0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875)
 """Which steps of a training are measured, as shares of it: early ones may be larger networks than later ones."""
 Clock = Callable[[], float]
+
+
+class Timed(Protocol):
+    """Settings of a training, of whatever kind."""
+
+    @property
+    def optimizer(self) -> Optimizer: ...
+    @property
+    def train(self) -> Length: ...
+    @property
+    def watch(self) -> Watch: ...
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+
+
+S = TypeVar("S", bound=Timed)
 
 
 def now() -> float:
@@ -187,24 +203,30 @@ def measured_steps(steps: int) -> Iterable[int]:
         yield from (int(share * steps) for share in SPREAD)
 
 
-def choose(recipe: Recipe, costs: Costs, per_epoch: int, minutes: float, spent: float) -> Recipe:
+def choose(recipe: S, costs: Costs, per_epoch: int, minutes: float, spent: float, least: int | None = None) -> S:
     """The recipe with the epochs that fit into what is left; a warm-up takes at most the share of it that it has in the
-    recipe. Too little time for one epoch is refused."""
+    recipe. Too little time for ``least`` steps, by default for one epoch, is refused."""
     watch = recipe.watch
     each = costs.each(watch.every * per_epoch, watch.checkpoint_seconds)
     steps = math.floor((60 * minutes - spent - costs.end) / each)
-    if steps < per_epoch:
+    wanted = per_epoch if least is None else min(least, per_epoch)
+    if steps < wanted:
         around = spent + costs.end
-        needed = math.ceil(11 * (around + each * per_epoch) / 60) / 10
-        short = f"{say_time(60 * minutes)} are too short to train for one epoch, which takes about"
-        takes = f"{say_time(each * per_epoch)} here, with {say_time(around)} before and after"
+        needed = math.ceil(11 * (around + each * wanted) / 60) / 10
+        length = "one epoch" if wanted == per_epoch else f"{wanted} steps"
+        short = f"{say_time(60 * minutes)} are too short to train for {length}, which takes about"
+        takes = f"{say_time(each * wanted)} here, with {say_time(around)} before and after"
         raise TooShortError(f"{short} {takes}: give --minutes {needed:g} or more", needed)
     epochs = steps / per_epoch
     warmup = min(recipe.optimizer.warmup_epochs, recipe.optimizer.warmup_epochs * epochs / recipe.train.epochs)
     return with_epochs(recipe, epochs, warmup)
 
 
-def with_epochs(recipe: Recipe, epochs: float, warmup_epochs: float) -> Recipe:
-    optimizer = recipe.optimizer.model_copy(update={"warmup_epochs": warmup_epochs})
-    train = recipe.train.model_copy(update={"epochs": epochs})
+def with_epochs(recipe: S, epochs: float, warmup_epochs: float) -> S:
+    """The recipe with other epochs; what it does after some of them, or in some steps, moves with them."""
+    own, share = recipe.optimizer, epochs / recipe.train.epochs
+    changes: dict[str, Any] = {"warmup_epochs": warmup_epochs, "milestones": tuple(m * share for m in own.milestones)}
+    if own.warmup_steps is not None:
+        changes["warmup_steps"] = min(own.warmup_steps, round(own.warmup_steps * share))
+    optimizer, train = own.model_copy(update=changes), recipe.train.model_copy(update={"epochs": epochs})
     return recipe.model_copy(update={"train": train, "optimizer": optimizer})

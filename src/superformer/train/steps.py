@@ -1,0 +1,232 @@
+"""The steps of a training, whatever it trains, and what happens between them: what is told, checks, checkpoints, the
+clock."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from torch import nn
+
+from superformer import data
+from superformer.errors import StoppedError
+from superformer.progress import Tell, deferred_interrupts, teller
+from superformer.recipes.settings import Watch
+from superformer.runs import stored
+from superformer.runs.processes import World
+from superformer.runs.storage import Checkpoint, latest_checkpoint, save_checkpoint
+from superformer.train.display import Display, Metrics, Pace
+from superformer.train.state import Guard, Outcome
+from superformer.train.time_budget import Costs, Revision, Stopwatch, Timekeeper, Timetable
+
+TOLD = 0.1
+"""By how much the number of steps must change to be told again."""
+
+
+class Steps(Protocol):
+    """What takes the steps. ``steps``: as they were planned."""
+
+    steps: int
+    steps_per_epoch: int
+    timetable: Timetable
+    guard: Guard
+
+    @property
+    def world(self) -> World: ...
+
+    def step(self, n: int, batch: Any) -> Outcome:
+        """Step number ``n``, counted from 0."""
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The state after so many steps."""
+
+
+@dataclass
+class Loop:
+    """The steps of a run. ``batches`` of an epoch from a step on; ``check``: what is measured every so often, and how
+    it is told; ``advice``: what to change if steps fail; ``before``: done before an epoch."""
+
+    folder: Path
+    trainer: Steps
+    watch: Watch
+    batch_size: int
+    batches: Callable[[int, int], data.Prefetcher[Any]]
+    check: Callable[[], tuple[Mapping[str, Any], str]] | None
+    console: Console
+    done: int
+    advice: str
+    keeper: Timekeeper | None = None
+    before: Callable[[int], None] = lambda done: None
+
+    def go(self) -> None:
+        trainer = self.trainer
+        self.world, self.steps = trainer.world, trainer.timetable.steps(self.done)
+        self.per_epoch, self.told = trainer.steps_per_epoch, self.steps
+        tell = teller(self.console)
+        self.metrics = Metrics(self.folder / stored.METRICS, self.done, tell) if self.world.first else None
+        self.display = Display(self.console, self.steps, self.done)
+        self.saved, self.pace = time.monotonic(), Pace()
+        try:
+            with deferred_interrupts() as self.interrupt:
+                while self.done < self.steps:
+                    self._epoch()
+        finally:
+            self.display.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _epoch(self) -> None:
+        """The rest of an epoch."""
+        world, trainer = self.world, self.trainer
+        epoch, at = divmod(self.done, self.per_epoch)
+        if at == 0:
+            self.before(self.done)
+        batches = self.batches(epoch, at)
+        with closing(batches):
+            for batch in batches:
+                start = time.monotonic()
+                outcome = trainer.step(self.done, batch)
+                self.done += 1
+                self.pace.note(self.batch_size, time.monotonic() - start, batches.waited)
+                if self.keeper is not None:
+                    self._keep_time(self.keeper)
+                self._tell(outcome)
+                if outcome.bad is not None:
+                    self._tell_skipped(outcome.bad)
+                if world.first and self._check_due():
+                    self._timed("check", self._check)
+                if world.first and (self._save_due() or self.interrupt.asked):
+                    self._timed("save", self._save)
+                if self.interrupt.asked and self.done < self.steps:
+                    what = f"interrupted after step {self.done} of {self.steps}"
+                    raise StoppedError(f"{what}: the same command goes on from here")
+                if self.done >= self.steps:
+                    break
+
+    def _keep_time(self, keeper: Timekeeper) -> None:
+        """Revise how many steps there are, if they would not end in time; all processes alike."""
+        table, world = keeper.table, self.world
+        found = keeper.stepped(self.done) if world.first else None
+        if (steps := int(world.first_says(-1 if found is None else found.steps))) >= 0:
+            revision = found or Revision(self.done, steps, keeper.watch.seconds)
+            table.revise(self.folder if world.first else None, revision)
+        if (now := table.steps(self.done)) != self.steps:
+            if abs(now - self.told) > TOLD * self.told:
+                self.display.note(f"step {self.done}: {now} steps fit into the time, not {self.told}")
+                self.told = now
+            self.display.revise(now)
+            self.steps = now
+
+    def _timed(self, kind: str, work: Callable[[], None]) -> None:
+        start = time.monotonic()
+        work()
+        if self.keeper is not None:
+            self.keeper.other(kind, time.monotonic() - start)
+
+    def _save(self) -> None:
+        """A checkpoint; where time counts, with what was spent of it."""
+        checkpoint = self.trainer.checkpoint(self.done)
+        if self.keeper is not None:
+            checkpoint = replace(checkpoint, rest={**checkpoint.rest, "seconds": self.keeper.watch.seconds})
+        save_checkpoint(self.folder / CHECKPOINTS, checkpoint, self.watch.keep)
+        self.saved = time.monotonic()
+
+    def _tell(self, outcome: Outcome) -> None:
+        self.display.step(self.done, loss=outcome.loss, lr=outcome.lr, **{"img/s": self.pace.speed})
+        if self.metrics is None:
+            return
+        if self.done % self.watch.log == 0 or self.done == self.steps:
+            self.metrics.write(
+                "step", self.done, epoch=self.done / self.per_epoch, loss=outcome.loss, lr=outcome.lr,
+                grad_norm=outcome.grad_norm, images_per_second=self.pace.speed, waited=self.pace.idle,
+                seconds_left=self.display.left(self.done), **outcome.more,
+            )  # fmt: skip
+        if outcome.conflict is not None:
+            self.metrics.write("conflict", self.done, **outcome.conflict)
+
+    def _tell_skipped(self, why: str) -> None:
+        """A skipped step; too many in a row end the run."""
+        if self.metrics is not None:
+            self.metrics.write("skipped", self.done, why=why)
+        self.display.note(f"step {self.done} was skipped: {why}")
+        in_a_row = self.trainer.guard.in_a_row
+        if in_a_row >= self.watch.patience:
+            raise StoppedError(f"{in_a_row} steps in a row had to be skipped ({why}). {self.advice}")
+
+    def _check_due(self) -> bool:
+        """Whether a moment that comes every so many epochs lies in the step just done; the end is one, too. Never
+        without anything to check."""
+        if self.check is None:
+            return False
+        every = self.watch.every * self.per_epoch
+        return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
+
+    def _check(self) -> None:
+        """What is found goes to the metrics."""
+        assert self.metrics is not None
+        assert self.check is not None
+        found, told = self.check()
+        self.metrics.write("health", self.done, **found, skipped=self.trainer.guard.skipped)
+        self.display.note(f"epoch {self.done / self.per_epoch:.4g}: {told}")
+
+    def _save_due(self) -> bool:
+        late = time.monotonic() - self.saved >= self.watch.checkpoint_seconds
+        due = self.watch.checkpoint_steps is not None and self.done % self.watch.checkpoint_steps == 0
+        return late or due or self.done == self.steps
+
+
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that they are in."""
+
+
+def advice(lr: float, clip: str) -> str:
+    """What to change where steps fail."""
+    return (
+        f"Try a smaller learning rate (optimizer.lr={lr / 3:.1g}), {clip}=1, longer optimizer.warmup_epochs, "
+        "train.amp=off, in a new run folder; if the first steps fail already, look at the pictures"
+    )
+
+
+def newest_checkpoint(folder: Path, world: World, tell: Tell) -> Checkpoint | None:
+    """The newest whole checkpoint of a run, the same in all processes: the first one sets damaged ones aside before the
+    others look. Without one a run begins as a new one does."""
+    if not world.first:
+        world.wait()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = latest_checkpoint(folder / CHECKPOINTS)
+    for warning in told:
+        tell(f"warning: {warning.message}")
+    if told and found is None:
+        tell("no whole checkpoint is left: training begins again")
+    if world.first:
+        world.wait()
+    return found
+
+
+def timekeeper(
+    folder: Path, known: Mapping[str, Any], trainer: Steps, settings: Watch, found: Checkpoint | None, watch: Stopwatch,
+    fresh: bool,
+) -> Timekeeper:  # fmt: skip
+    """Of a run that time set the epochs of (``known``: its facts); what its processes spent before this one counts."""
+    table = trainer.timetable = Timetable.read(folder, trainer.steps)
+    if not fresh:
+        saved = [float(found.rest.get("seconds", 0.0))] if found is not None else []
+        watch.before = max([known["seconds"], *(r.seconds for r in table.revisions), *saved])
+    every, costs = settings.every * trainer.steps_per_epoch, Costs(**known["costs"])
+    return Timekeeper(known["minutes"], table, watch, costs, every, settings.checkpoint_seconds)
+
+
+def require_finite(net: nn.Module, clip: str = "gradients.clip") -> None:
+    """A network with a weight that is no number is never a result."""
+    bad = [name for name, t in net.state_dict().items() if not t.isfinite().all()]
+    if bad:
+        how = f"try a smaller optimizer.lr, {clip}=1 or train.amp=off in a new run folder"
+        raise StoppedError(f"training ended with weights that are not finite numbers ({', '.join(bad[:3])}): {how}")

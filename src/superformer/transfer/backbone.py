@@ -1,0 +1,258 @@
+"""Backbones of dense tasks: maps at strides 4, 8, 16 and 32 of pictures of any size and shape, from any network of ours
+or of timm.
+
+A network with four stages gives the maps that its stages end in. NASViT runs at the picture's own size, with windows of
+about 7 x 7 tokens (its section 4.2); Swin pads (`superformer.families`). A plain transformer has one map: ViTDet's
+simple feature pyramid (Li et al. 2022) makes the others of its last one, by deconvolutions and pooling; for DPT it
+gives the maps of four blocks instead. ViT-ResNAS has three stages at strides 14, 28 and 56: each level is made of the
+nearest one and resized.
+
+Where a network ends in a layer norm, which only its last stage is used to, each level gets a norm of its own, as Swin's
+has for detection. What no level needs (the classifier, the final norm, NASViT's last stage at stride 64) is let go."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from timm.models import group_parameters
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from superformer.errors import SuperformerError, nearest, shown
+from superformer.families.network import Network
+from superformer.files import CONFIG
+from superformer.runs.storage import load_network, read_tensors
+from superformer.spaces import model, models
+
+STRIDES = (4, 8, 16, 32)
+PROBE = 64
+"""Pixels in a row of the picture that tells which weights the levels need."""
+Source = str | Network | nn.Module
+Norms = Literal["trained", "frozen"]
+SIZES: tuple[dict[str, Any], ...] = ({"strict_img_size": False}, {"dynamic_img_size": True}, {})
+"""With which of these words a network of timm takes pictures of any size, tried in turn."""
+
+
+class Backbone(nn.Module):
+    """Levels of a network: ``channels`` and ``strides`` of each, ``forward(x)`` their maps.
+
+    ``classifier``: how many weights the network's classifier had, which the papers' counts sometimes include."""
+
+    def __init__(self, net: nn.Module, *, blocks: bool = False):
+        super().__init__()
+        self.net: Any = net
+        self.classifier = _let_classifier_go(net)
+        levels = [(int(i["num_chs"]), int(i["reduction"])) for i in net.feature_info]  # type: ignore[union-attr]
+        self.plain = len({stride for _, stride in levels}) == 1
+        self.take, sources = _levels(levels, self.plain, blocks)
+        kept = [levels[i] for i in self.take]
+        flat = blocks and self.plain
+        self.step = kept[-1][1] * (2 if flat else 1)
+        """Pixels whose multiples the network runs at; `forward` pads to them."""
+        self.divisible = self.step if flat else STRIDES[-1]
+        """Pixels whose multiples heads give, so that maps fit each other."""
+        ends_in_norm = isinstance(getattr(net, "norm", None), nn.LayerNorm)
+        self.norms = nn.ModuleList(LayerNorm2d(c, eps=1e-5) if ends_in_norm else nn.Identity() for c, _ in kept)
+        self.sources = sources
+        self.strides: tuple[int, ...] = (kept[0][1],) * len(kept) if flat else STRIDES
+        self.lifts = nn.ModuleList(Lift(*kept[k], s) for k, s in zip(sources, self.strides, strict=True))
+        self.channels = tuple(cast(Lift, lift).channels for lift in self.lifts)
+        self._frozen: list[nn.Module] = []
+        _let_unused_go(self)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Maps (batch, channels, height / stride, width / stride) of pictures (batch, 3, height, width), rounded up."""
+        height, width = int(x.shape[-2]), int(x.shape[-1])
+        rows, cols = (-(-n // self.step) * self.step for n in (height, width))
+        if (rows, cols) != (height, width):
+            x = F.pad(x, (0, cols - width, 0, rows - height))
+        maps = self.net.forward_intermediates(x, indices=self.take, stop_early=True, intermediates_only=True)
+        maps = [norm(y) for norm, y in zip(self.norms, maps, strict=True)]
+        out = []
+        for lift, k, stride in zip(self.lifts, self.sources, self.strides, strict=True):
+            y = lift(maps[k])
+            if y.shape[-2:] != (size := (-(-rows // stride), -(-cols // stride))):
+                y = F.interpolate(y, size=size, mode="bilinear", align_corners=False)
+            out.append(y[..., : -(-height // stride), : -(-width // stride)])
+        return out
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for module in self._frozen:
+            module.eval()
+        return self
+
+    def freeze(self, stages: int, norms: Norms) -> Self:
+        """Keep the stem and the first ``stages`` stages (blocks, in a plain transformer) as they are; ``norms`` frozen:
+        all batch norms too, their statistics and their weights (as torchvision's FrozenBatchNorm2d)."""
+        groups = list(self.layers(coarse=not self.plain).values())
+        fixed = {name for group in groups[: stages + 1] for name in group} if stages else set[str]()
+        for name, p in self.net.named_parameters():
+            if name in fixed:
+                p.requires_grad_(False)
+        batch_norms = {name: m for name, m in self.net.named_modules() if isinstance(m, _BatchNorm)}
+        for name, module in batch_norms.items():
+            if norms == "frozen" or f"{name}.weight" in fixed:
+                self._frozen.append(module)
+                module.requires_grad_(False)
+        return self.train(self.training)
+
+    def layers(self, coarse: bool = False) -> Mapping[int, Sequence[str]]:
+        """The network's weights (names within ``net``) layer by layer, the stem first: blocks, or ``coarse`` stages."""
+        if not hasattr(self.net, "group_matcher"):
+            return {0: [name for name, _ in self.net.named_parameters()]}
+        found: Mapping[int, Sequence[str]] = group_parameters(self.net, self.net.group_matcher(coarse=coarse))
+        return found
+
+    def rates(self, decay: float) -> dict[str, float]:
+        """By what each weight's learning rate (names within this module) is multiplied: layer-wise, ``decay`` times
+        smaller with each layer further from the head. What is new here has the head's."""
+        layers = self.layers()
+        own = {name: decay ** (len(layers) - k) for k, names in layers.items() for name in names}
+        return {name: own.get(name.removeprefix("net."), 1.0) for name, _ in self.named_parameters()}
+
+
+class Lift(nn.Module):
+    """A map at another stride: deconvolutions that double it and halve its channels, with a norm and GELU between them
+    (ViTDet, section 3), or max pooling."""
+
+    def __init__(self, channels: int, stride: int, wanted: int):
+        super().__init__()
+        times = round(math.log2(stride / wanted))
+        layers: list[nn.Module] = [nn.MaxPool2d(2**-times)] if times < 0 else []
+        for k in range(times):
+            layers += [LayerNorm2d(channels), nn.GELU()] if k else []
+            layers.append(nn.ConvTranspose2d(channels, max(channels // 2, 1), 2, 2))
+            channels = max(channels // 2, 1)
+        self.layers = nn.Sequential(*layers)
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(x))
+
+
+def _levels(levels: Sequence[tuple[int, int]], plain: bool, blocks: bool) -> tuple[list[int], list[int]]:
+    """Which of a network's levels are taken, and which of those each of ours is made of."""
+    if plain and blocks:
+        take = [len(levels) * (k + 1) // 4 - 1 for k in range(4)]
+        return take, [0, 1, 2, 3]
+    if plain:
+        return [len(levels) - 1], [0] * len(STRIDES)
+    last = {stride: i for i, (_, stride) in enumerate(levels)}  # the last of each stride
+    if all(stride in last for stride in STRIDES):
+        return [last[stride] for stride in STRIDES], [0, 1, 2, 3]
+    take = sorted(last.values())[-len(STRIDES) :]
+    return take, [max(k - len(STRIDES) + len(take), 0) for k in range(len(STRIDES))]
+
+
+def _let_classifier_go(net: Any) -> int:
+    before = sum(p.numel() for p in net.parameters())
+    if hasattr(net, "reset_classifier"):
+        net.reset_classifier(0)
+    return int(before - sum(p.numel() for p in net.parameters()))
+
+
+def _let_unused_go(backbone: Backbone) -> None:
+    """Take out the weights that no level depends on; a pass tells which."""
+    net: nn.Module = backbone.net
+    mode = net.training
+    like = next(net.parameters())
+    params = dict(net.named_parameters())
+    net.eval()
+    with torch.enable_grad():
+        try:
+            out = backbone(torch.zeros(1, 3, PROBE, PROBE, device=like.device, dtype=like.dtype))
+        except (AssertionError, RuntimeError) as error:  # timm's
+            told = f"{type(net).__name__} of timm reads pictures of its own size only ({error})"
+            raise SuperformerError(f"{told}: take a network whose size is not fixed") from error
+        found = torch.autograd.grad([y.sum() for y in out], list(params.values()), allow_unused=True)
+    net.train(mode)
+    unused = {id(p) for p, grad in zip(params.values(), found, strict=True) if grad is None}
+    for module in net.modules():
+        own = dict(module.named_parameters(recurse=False))
+        for name, p in own.items():
+            if id(p) in unused:
+                module._parameters[name] = None
+        if own and all(id(p) in unused for p in own.values()):
+            for name in dict(module.named_buffers(recurse=False)):
+                module._buffers[name] = None
+
+
+def backbone(
+    source: Source, *, checkpoint: str | Path | None = None, drop_path: float = 0.0, freeze: int = 0,
+    norms: Norms = "trained", blocks: bool = False, pretrained: bool = False, seed: int = 0,
+) -> Backbone:  # fmt: skip
+    """The backbone of a network (a copy of it), of the name of one of ours or of timm's, or of a folder with a stored
+    one.
+
+    ``checkpoint``: its weights, a safetensors file. ``freeze`` and ``norms``: see `Backbone.freeze`. ``blocks``: of a
+    plain transformer, the maps of four blocks instead of a pyramid (for DPT)."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        net = _network(source, drop_path, pretrained and checkpoint is None)
+        if checkpoint is not None:
+            _load(net, Path(checkpoint))
+        return Backbone(net, blocks=blocks).freeze(freeze, norms)
+
+
+def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
+    if isinstance(source, str) and (Path(source) / CONFIG).exists():
+        source = load_network(source).net
+    if isinstance(source, str) and source in models():
+        source = model(source, 0)
+    if isinstance(source, Network):
+        if source.space.size > 1:
+            what = f"a supernet of {source.space.size:.3g} architectures"
+            raise SuperformerError(f"a backbone is one network, not {what}: give net.extract(arch)")
+        return copy.deepcopy(source).set_drop_path(drop_path)
+    if isinstance(source, str):
+        return _timm_network(source, drop_path, pretrained)
+    if not hasattr(source, "forward_intermediates"):
+        raise SuperformerError(f"{shown(type(source).__name__)} has no forward_intermediates, and cannot be a backbone")
+    return copy.deepcopy(source)
+
+
+def _timm_network(name: str, drop_path: float, pretrained: bool) -> nn.Module:
+    """A network of timm that takes pictures of any size."""
+    if not timm.is_model(name):
+        known = [*models(), *timm.list_models()]
+        raise SuperformerError(f"no network of ours or of timm is called {name!r}: {nearest(name, known)}")
+    words: dict[str, Any] = {"pretrained": pretrained, **({"drop_path_rate": drop_path} if drop_path else {})}
+    net: nn.Module | None = None
+    for size in SIZES:
+        try:
+            net = timm.create_model(name, **words, **size)
+            break
+        except TypeError as error:
+            if not any(word in str(error) for word in size):
+                raise SuperformerError(f"timm cannot make {name!r} with {words}: {error}") from error
+    forward = getattr(net, "forward_intermediates", None)
+    if net is None or forward is None or "intermediates_only" not in inspect.signature(forward).parameters:
+        raise SuperformerError(f"{name} of timm tells no features of its stages (forward_intermediates): take another")
+    return net
+
+
+def _load(net: nn.Module, path: Path) -> None:
+    """Weights from a file; a classifier, which is let go, need not fit."""
+    if path.suffix != ".safetensors":
+        raise SuperformerError(f"a checkpoint is a safetensors file, which can hold nothing but weights, not {path}")
+    tensors, _ = read_tensors(path, "give another file of weights")
+    classifier: Callable[[], Any] = getattr(net, "get_classifier", lambda: None)
+    own = classifier()
+    spare = {id(t) for t in own.state_dict(keep_vars=True).values()} if isinstance(own, nn.Module) else set[int]()
+    state = {name: t for name, t in net.state_dict(keep_vars=True).items() if id(t) not in spare}
+    wrong = [name for name, t in state.items() if name not in tensors or tensors[name].shape != t.shape]
+    wrong = [name for name in wrong if not name.endswith("num_batches_tracked")]
+    if wrong:
+        here = f"{len(wrong)} of its {len(state)} weights are not in the file or have another shape there"
+        raise SuperformerError(f"{path} holds other weights than this network's: {here}, such as {wrong[0]}")
+    net.load_state_dict({name: tensors[name] for name in state if name in tensors}, strict=False)

@@ -1,0 +1,137 @@
+"""What a backbone with a head costs, before anything is trained: weights and multiply-accumulates of both apart.
+
+Nothing is computed: the networks are on torch's meta device, and its counter reads the shapes of every matrix product
+and convolution (normalisations, activations and resizing are not counted). Of an R-CNN, whose work depends on what is
+found, 1000 boxes go to each box head and 100 to each mask head, as MMDetection counts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from superformer.errors import SuperformerError, nearest
+from superformer.families.network import Network
+from superformer.space import point
+from superformer.space.schema import family
+from superformer.spaces import arch as published
+from superformer.spaces import models
+from superformer.transfer import heads
+from superformer.transfer.backbone import Backbone, Source, backbone
+from superformer.transfer.heads.detection import Detector
+from superformer.transfer.heads.segmentation import Segmenter
+from superformer.transfer.heads.settings import HeadSettings
+from superformer.transfer.task import HEADS
+
+CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150}
+"""ImageNet's, COCO's, ADE20K's."""
+SIZES = {"detect": (800, 1280), "instance": (800, 1280), "segment": (512, 512)}
+"""Height and width of the papers' pictures; S3 counts segmentation at 512 x 2048."""
+BOXES, MASKS = 1000, 100
+Passes = Sequence[Callable[[Any], Any]]
+"""What a head does with the maps of a backbone."""
+
+
+def plan(
+    source: Source, task: str, head: str | None = None, classes: int | None = None,
+    size: tuple[int, int] | None = None, settings: HeadSettings | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Weights and MACs of a backbone with a head, together and apart, for pictures of ``size`` (height, width)."""
+    if task not in CLASSES:
+        raise SuperformerError(f"there is no plan of the task {task!r}: {nearest(task, list(CLASSES))}")
+    head, classes = head or HEADS[task][0], CLASSES[task] if classes is None else classes
+    with torch.device("meta"):
+        net = skeleton(source)
+        if task == "classify":
+            return _classifier(net, head, classes, size)
+        body = backbone(net, blocks=heads.wants_blocks(head))
+        model: Any = heads.build(task, head, body, classes, settings).eval()  # type: ignore[attr-defined]
+    return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
+
+
+def _together(
+    task: str, head: str, classes: int, size: tuple[int, int], body: Backbone, params: int, passes: Passes
+) -> dict[str, Any]:
+    x = torch.empty(1, 3, *size, device="meta")
+    maps, macs = counted(lambda: body(x))
+    own = sum(counted(partial(each, maps))[1] for each in passes)
+    weights = _params(body)
+    return {
+        "task": task, "head_name": head, "classes": classes, "size": list(size), "params": params, "macs": macs + own,
+        "backbone": {"params": weights, "macs": macs, "classifier": body.classifier},
+        "head": {"params": params - weights, "macs": own},
+    }  # fmt: skip
+
+
+def _passes(model: nn.Module) -> Passes:
+    if isinstance(model, Segmenter):
+        return [lambda maps: model.classifier(model.decoder(maps))]
+    assert isinstance(model, Detector)
+    net: Any = model.detector
+    pyramid, channels = net.backbone, net.backbone.out_channels
+
+    def levels(maps: list[Tensor]) -> list[Tensor]:
+        return list(pyramid.fpn({str(k): y for k, y in enumerate(maps[pyramid.first :])}).values())
+
+    if hasattr(net, "head"):
+        return [lambda maps: net.head(levels(maps))]
+    out: list[Callable[[Any], Any]] = [lambda maps: net.rpn.head(levels(maps))]
+    for stage in getattr(net.roi_heads, "stages", [net.roi_heads]):
+        out.append(partial(_boxes, stage, channels))
+    return out
+
+
+def _boxes(heads: Any, channels: int, maps: list[Tensor]) -> None:
+    """The work of a box head, and of its mask head if it has one."""
+    heads.box_predictor(heads.box_head(_empty(BOXES, channels, 7)))
+    if heads.mask_head is not None:
+        heads.mask_predictor(heads.mask_head(_empty(MASKS, channels, 14)))
+
+
+def _empty(boxes: int, channels: int, side: int) -> Tensor:
+    return torch.empty(boxes, channels, side, side, device="meta")
+
+
+def _params(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+@torch.no_grad()
+def counted(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What a pass gives, and its multiply-accumulates."""
+    with FlopCounterMode(display=False) as counter:
+        out = run()
+    return out, counter.get_total_flops() // 2
+
+
+def skeleton(source: Source) -> nn.Module | str:
+    """A network of ours without its weights, with its classifier; a name of timm's as it is."""
+    if isinstance(source, str) and source in models():
+        arch = published(source)
+        return family(arch.family).skeleton(point(arch), 1000)
+    if isinstance(source, Network):
+        return family(source.space.family).skeleton(source.space, source.num_classes)
+    return copy.deepcopy(source).to("meta") if isinstance(source, nn.Module) else source
+
+
+def _classifier(source: nn.Module | str, head: str, classes: int, size: tuple[int, int] | None) -> dict[str, Any]:
+    """A network with a new classifier, at its own size."""
+    net: Any = timm.create_model(source) if isinstance(source, str) else source
+    own = net.space.img_size if isinstance(net, Network) else net.default_cfg["input_size"][-1]
+    size = size or (own, own)
+    net.eval().reset_classifier(0)
+    x = torch.empty(1, 3, *size, device="meta")
+    params, (_, macs) = _params(net), counted(lambda: net(x))
+    net.reset_classifier(classes)
+    more, (_, all_macs) = _params(net) - params, counted(lambda: net(x))
+    return {
+        "task": "classify", "head_name": head, "classes": classes, "size": list(size), "params": params + more,
+        "macs": all_macs, "backbone": {"params": params, "macs": macs},
+        "head": {"params": more, "macs": all_macs - macs},
+    }  # fmt: skip
