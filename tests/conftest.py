@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 settings.register_profile(
     "house",
     deadline=None,
-    max_examples=100 if os.environ.get("SUPERFORMER_FUZZ") else 25,
+    max_examples=100 if os.environ.get("SUPERFORMER_FUZZ") else 20,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
