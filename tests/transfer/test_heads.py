@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import timm
 import torch
@@ -17,6 +19,7 @@ from superformer.errors import SuperformerError
 from superformer.transfer import heads
 from superformer.transfer.backbone import backbone
 from superformer.transfer.heads.cascade import CascadeHeads, boxes_of, refine
+from superformer.transfer.heads.detection import traceable
 from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.task import HEADS, Batch
 
@@ -157,6 +160,19 @@ def test_boxes_are_in_single_precision_also_where_layers_are_not(head):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         (found,) = net.predict([picture], [{}])
     assert found["boxes"].dtype == torch.float32
+    assert len(found["boxes"])
+
+
+def test_a_detector_can_be_traced():
+    """Its backbone, a network of ours, is a graph then; what is traced finds what the detector finds."""
+    net, picture = model("detect", "faster-rcnn", "twins", score=0.0).eval(), scene()[0]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed = traceable(net, (64, 96)).requires_grad_(False)
+        traced = torch.jit.trace(lambda x: fixed.predict([x], [{}])[0]["boxes"], picture, check_trace=False)
+        other = picture.flip(-1)
+        (found,) = net.predict([other], [{}])
+        assert torch.allclose(traced(other), found["boxes"], atol=1e-4)
     assert len(found["boxes"])
 
 

@@ -7,6 +7,7 @@ own resizing and normalising are left out."""
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -101,6 +102,30 @@ class Detector(nn.Module):
             if "masks" in one:
                 one["masks"] = one["masks"][:, 0]  # (n, 1, height, width)
         return list(found)
+
+
+class Fixed(nn.Module):
+    """A backbone as a graph for one size of pictures. It is no part of the module: torch's tracer, which sets the mode
+    of all parts, takes its weights for constants."""
+
+    def __init__(self, body: Backbone, size: tuple[int, int]):
+        super().__init__()
+        like = next(body.parameters())
+        picture = torch.zeros(1, 3, *size, device=like.device, dtype=like.dtype)
+        graph = torch.export.export(body.eval(), (picture,), strict=False).module(check_guards=False)
+        self.graph = (graph.requires_grad_(False),)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return list(self.graph[0](x))
+
+
+def traceable(model: Detector, size: tuple[int, int]) -> Detector:
+    """A copy that torchvision's way to ONNX can trace (``torch.onnx.export(..., dynamo=False)``), for pictures of this
+    height and width, multiples of 32: there the sizes of maps are numbers, which our networks compute with."""
+    out = copy.deepcopy(model).eval()
+    pyramid: Any = out.detector.backbone
+    pyramid.body = Fixed(pyramid.body, size)
+    return out
 
 
 def retinanet(backbone: Backbone, classes: int, settings: HeadSettings) -> Detector:
