@@ -68,6 +68,9 @@ class Split(Protocol):
 
     def example(self, k: int, draw: tuple[int, int, int] | None = None) -> Example: ...
 
+    def take(self, index: Sequence[int]) -> Split:
+        """The examples of these numbers."""
+
 
 @dataclass(frozen=True)
 class TaskData:
