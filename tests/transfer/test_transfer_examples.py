@@ -15,7 +15,7 @@ from superformer.transfer.examples import ExampleSettings, load
 from superformer.transfer.examples.coco import run_lengths
 from superformer.transfer.examples.vocabulary import Vocabulary, of_questions
 
-PLAIN = ExampleSettings(size=SIZE[0], workers=1)
+PLAIN = ExampleSettings(size=SIZE[0], workers=1, texts=2)
 
 
 def edited(path, change):

@@ -339,7 +339,7 @@ def _wrong_outline(segmentation: Any, size: tuple[int, int]) -> str:
 
 def run_lengths(text: str) -> list[int]:
     """The lengths of runs that COCO's compressed text stands for: digits of 5 bits, the lowest first, and from the
-    fourth run on differences to the last but one. pycocotools would write beyond its memory for a wrong text."""
+    fourth run on differences to the last but one. pycocotools takes a wrong text without a word."""
     out: list[int] = []
     value, digit = 0, 0
     for letter in text:
