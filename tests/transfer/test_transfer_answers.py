@@ -11,7 +11,7 @@ from superformer.transfer.examples import ExampleSettings, load
 from superformer.transfer.metrics import score
 from superformer.transfer.task import Batch
 
-TINY = AnswerSettings(hidden=32, layers=2, heads=2, dropout=0)
+TINY = AnswerSettings(hidden=32, layers=2, heads=2, matching=1)
 
 
 class Patches(nn.Module):
@@ -115,7 +115,7 @@ def test_positions_differ_everywhere():
 
 
 def test_it_learns_tiny_questions(tmp_path):
-    settings = ExampleSettings(size=24, choice=0)
+    settings = ExampleSettings(size=24, choice=0, texts=2)
     data = load("vqa", str(questions_folder(tmp_path)), settings)
     model = made(TINY, len(data.classes), len(data.about["vocabulary"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
