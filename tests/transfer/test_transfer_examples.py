@@ -8,9 +8,11 @@ import pytest
 import torch
 from helpers.examples import SIZE, coco_folder, coco_part, mask_folder, mask_part, questions_folder, write_json
 from PIL import Image
+from pycocotools import mask
 
 from superformer.errors import SuperformerError
 from superformer.transfer.examples import ExampleSettings, load
+from superformer.transfer.examples.coco import run_lengths
 from superformer.transfer.examples.vocabulary import Vocabulary, of_questions
 
 PLAIN = ExampleSettings(size=SIZE[0], workers=1)
@@ -91,6 +93,8 @@ def test_unsound_annotations_are_counted_and_skipped(tmp_path):
             first | {"image_id": 77},
             first | {"segmentation": []},
             first | {"segmentation": {"size": [5, 5], "counts": [25]}},
+            first | {"segmentation": [[0, 0, 1e300, 0, 5, 5]]},
+            first | {"segmentation": {"size": list(SIZE), "counts": "zzzz"}},
             first | {"bbox": [-4, -4, 12, 12]},  # sound: cut at the border
         ]
 
@@ -106,12 +110,23 @@ def test_unsound_annotations_are_counted_and_skipped(tmp_path):
         "annotations of pictures that are not listed": 1,
         "objects without a mask": 1,
         "masks of another size than their picture": 1,
+        "polygons that are not lists of x, y, x, y, ...": 1,
+        "masks whose runs do not fill their picture": 1,
     }
     boxes = [i.box for split in (data.train, data.choice) for p in split.pictures for i in p.instances]
     assert len(boxes) == 41
     assert (0.0, 0.0, 8.0, 8.0) in boxes
-    with pytest.warns(UserWarning, match="boxes outside their picture: 1 of 48, the first is"):
+    with pytest.warns(UserWarning, match="boxes outside their picture: 1 of 50, the first is"):
         load("detect", str(tmp_path), PLAIN)
+
+
+def test_compressed_runs_are_read_as_pycocotools_does():
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.1, 0.5, 1.0):
+        drawn = np.asfortranarray(rng.random((37, 61)) < share).astype(np.uint8)
+        runs = run_lengths(mask.encode(drawn)["counts"].decode())
+        again = np.repeat(np.arange(len(runs)) % 2, runs).reshape(61, 37).T
+        assert np.array_equal(again, drawn)
 
 
 def test_pictures_without_objects(tmp_path):
@@ -202,8 +217,8 @@ def test_images_and_masks_above_the_parts(tmp_path):
     assert (len(data.train), len(data.choice), len(data.test)) == (4, 1, 1)
 
 
-def spoiled_mask(root, mask):
-    Image.fromarray(mask).save(root / "train" / "masks" / "0.png")
+def spoiled_mask(root, values):
+    Image.fromarray(values).save(root / "train" / "masks" / "0.png")
 
 
 SPOILED = {

@@ -91,7 +91,7 @@ class Soho(nn.Module):
         last = self.bert.encoder.layer[-1].attention.self
         q, k = (f(tokens).unflatten(-1, (last.num_attention_heads, -1)) for f in (last.query, last.key))
         weights = (torch.einsum("nhc,nthc->nht", q[:, 0], k) * last.scaling).masked_fill(~mask[:, 0], -math.inf)
-        looked = weights.softmax(-1).mean(1)[0, words:]  # the picture's share
+        looked: Tensor = weights.softmax(-1).mean(1)[0, words:]  # the picture's share
         return looked.view(maps.shape[-2:]) / looked.sum()
 
     def _maps(self, pictures: Sequence[Tensor]) -> Tensor:

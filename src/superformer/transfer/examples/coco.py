@@ -43,6 +43,9 @@ FORMS = (
 MOST_UNSOUND = 0.1
 """The largest share of annotations that is skipped: more, and the numbers are likely of another form."""
 
+FARTHEST = 10
+"""How many sides of the picture a polygon may reach beyond it."""
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -311,9 +314,8 @@ def _instance(
     if problem and masks:
         return problem
     area = annotation.get("area")
-    known = isinstance(area, int | float) and math.isfinite(area) and area > 0
-    outline = None if problem else segmentation
-    return Instance((x1, y1, x2, y2), numbers[category], float(area) if known else w * h, crowd, outline)
+    area = float(area) if isinstance(area, int | float) and math.isfinite(area) and area > 0 else w * h
+    return Instance((x1, y1, x2, y2), numbers[category], area, crowd, None if problem else segmentation)
 
 
 def _wrong_outline(segmentation: Any, size: tuple[int, int]) -> str:
@@ -322,14 +324,30 @@ def _wrong_outline(segmentation: Any, size: tuple[int, int]) -> str:
         return "objects without a mask"
     if isinstance(segmentation, list):
         flat = all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in segmentation)
-        numbers = flat and all(isinstance(v, int | float) and math.isfinite(v) for p in segmentation for v in p)
+        most = FARTHEST * max(size)  # a rasteriser walks along each edge
+        numbers = flat and all(isinstance(v, int | float) and abs(v) <= most for p in segmentation for v in p)
         return "" if numbers else "polygons that are not lists of x, y, x, y, ..."
     counts = segmentation.get("counts") if isinstance(segmentation, dict) else None
     if not isinstance(counts, list | str):
         return "masks that are neither polygons nor runs"
     if segmentation.get("size") != list(size):
         return "masks of another size than their picture"
-    if isinstance(counts, list):
-        sound = all(isinstance(c, int) and c >= 0 for c in counts) and sum(counts) == size[0] * size[1]
-        return "" if sound else "masks whose runs do not fill their picture"
-    return ""
+    runs = counts if isinstance(counts, list) else run_lengths(counts)
+    sound = all(isinstance(c, int) and c >= 0 for c in runs) and sum(runs) == size[0] * size[1]
+    return "" if sound else "masks whose runs do not fill their picture"
+
+
+def run_lengths(text: str) -> list[int]:
+    """The lengths of runs that COCO's compressed text stands for: digits of 5 bits, the lowest first, and from the
+    fourth run on differences to the last but one. pycocotools would write beyond its memory for a wrong text."""
+    out: list[int] = []
+    value, digit = 0, 0
+    for letter in text:
+        bits = ord(letter) - 48
+        value |= (bits & 31) << 5 * digit
+        digit += 1
+        if not bits & 32:
+            value |= -1 << 5 * digit if bits & 16 else 0
+            out.append(value + (out[-2] if len(out) > 2 else 0))
+            value, digit = 0, 0
+    return out

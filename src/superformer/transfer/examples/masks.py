@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
-from superformer.data.stores import Files, Ints, Pixels, digest
+from superformer.data.stores import Files, Ints, digest
 from superformer.errors import SuperformerError, shown
 from superformer.transfer.examples.settings import ExampleSettings
 from superformer.transfer.examples.sources import (
@@ -102,7 +103,7 @@ class Segments:
         return replace(self, pictures=own, masks=masks, sizes=tuple(self.sizes[i] for i in index))
 
 
-def read_mask(masks: Files, k: int) -> Pixels:
+def read_mask(masks: Files, k: int) -> npt.NDArray[np.uint16]:
     """The values of a mask, (height, width)."""
     with masks.file(k) as file, Image.open(file) as picture:
         values = np.asarray(picture)
@@ -112,7 +113,7 @@ def read_mask(masks: Files, k: int) -> Pixels:
         raise SuperformerError(
             f"{masks.name(k)} is a picture in colours; a mask holds the number of a class in each pixel"
         )
-    return values.astype(np.uint16)  # type: ignore[return-value]
+    return values.astype(np.uint16)
 
 
 # --- reading ---

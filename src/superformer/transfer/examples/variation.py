@@ -104,12 +104,11 @@ def _all(things: Things, change: Callable[..., Tensor], **words: object) -> Thin
 
 def _wrapped(things: Mapping[str, Tensor]) -> Things:
     """As tv_tensors, by which torchvision knows what boxes, masks and pictures are."""
-    size = things["picture"].shape[-2:]
+    size = (things["picture"].shape[-2], things["picture"].shape[-1])
     out: Things = {}
     for name, thing in things.items():
         if name == "boxes":
-            # the format's name: its class is not part of what torchvision shows to type checkers
-            out[name] = tv_tensors.BoundingBoxes(thing, format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+            out[name] = tv_tensors.BoundingBoxes(thing, format="XYXY", canvas_size=size)
         else:
             out[name] = tv_tensors.Image(thing) if name == "picture" else tv_tensors.Mask(thing)
     return out
