@@ -23,6 +23,7 @@ from superformer.interop.export import Proof, proof_of, require, write_proved
 from superformer.transfer.evaluation import some
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
+from superformer.transfer.heads.detection import traceable
 from superformer.transfer.model import load_model
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import TaskData
@@ -108,7 +109,8 @@ class _Detections(nn.Module):
 
 def _detector(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Path, console: Console | None) -> Proof:
     """Boxes, labels, scores and perhaps masks of one picture."""
-    net = _Detections(model).eval()
+    height, width = (int(n) for n in pictures.shape[-2:])
+    net, traced = (_Detections(m).eval() for m in (model, traceable(model, (height, width))))
     with torch.no_grad():
         ours = [[y.numpy() for y in net(x)] for x in pictures]
     names = ["boxes", "labels", "scores", "masks"][: len(ours[0])]
@@ -121,7 +123,7 @@ def _detector(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Pa
                 warnings.simplefilter("ignore")  # torch's tracer tells of every number that it takes for fixed
                 axes = {name: {0: "found"} for name in names}
                 torch.onnx.export(
-                    net, (pictures[0],), str(path), dynamo=False, opset_version=OPSET, input_names=[INPUT],
+                    traced, (pictures[0],), str(path), dynamo=False, opset_version=OPSET, input_names=[INPUT],
                     output_names=names, dynamic_axes=axes,
                 )  # fmt: skip
             made = onnx.load(str(path))
