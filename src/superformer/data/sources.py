@@ -9,6 +9,7 @@ A `.npz` has either ``images`` (uint8, of shape (n, height, width, 3), or grey w
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import zipfile
@@ -138,12 +139,18 @@ def _folder_or_npz(path: Path, classes: tuple[str, ...] | None = None) -> Labell
 
 
 def _digits() -> LabelledStore:
-    """scikit-learn's 1797 handwritten digits, 8 x 8 grey."""
-    from sklearn.datasets import load_digits
+    """scikit-learn's 1797 handwritten digits, 8 x 8 grey; of its file, since importing it takes a second or two."""
+    found = importlib.util.find_spec("sklearn")
+    places = (found.submodule_search_locations if found is not None else None) or ["."]
+    path = Path(places[0]) / "datasets" / "data" / "digits.csv.gz"
+    if path.exists():
+        table = np.loadtxt(path, delimiter=",")
+    else:  # another version, another place
+        from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
-    grey = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # (pictures, rows, columns)
-    return LabelledStore(Arrays(grey), labels.astype(np.int64), tuple(str(d) for d in range(10)))
+        table = np.column_stack(load_digits(return_X_y=True))
+    grey = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # (pictures, rows, columns)
+    return LabelledStore(Arrays(grey), table[:, -1].astype(np.int64), tuple(str(d) for d in range(10)))
 
 
 def _folder(root: Path) -> LabelledStore:

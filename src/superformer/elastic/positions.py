@@ -27,6 +27,13 @@ def resized(table: Tensor, old: Grid, new: Grid, prefix: int, antialias: bool = 
     return torch.cat([first, stretched]) if prefix else stretched
 
 
+def at_size(x: Tensor, size: Grid) -> Tensor:
+    """Pictures (batch, channels, height, width) at another size, as pictures are prepared: bicubic, antialiased."""
+    if tuple(x.shape[-2:]) == size:
+        return x
+    return F.interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True)
+
+
 # --- relative position bias: a number for each head and each distance (Swin; NASViT, appendix B.1) ---
 
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -116,12 +115,6 @@ class Network(TimmApi, nn.Module):
     def canvas(self, values: Numbers, size: Size) -> Size:
         """The size at which pictures of this size run."""
         return (values["resolution"], values["resolution"]) if self.resizes else size
-
-    def resized(self, x: Tensor, at: Pass) -> Tensor:
-        """Pictures at the size at which they run, as pictures are prepared (bicubic, antialiased)."""
-        if tuple(x.shape[-2:]) == at.canvas:
-            return x
-        return F.interpolate(x, size=at.canvas, mode="bicubic", align_corners=False, antialias=True)
 
     def prefix_tokens(self, stage: int) -> int:
         """How many tokens of a stage come before the patches: its class token, registers."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import BatchNorm, MapConv
 from superformer.elastic.layers import Cell, Layer
-from superformer.elastic.positions import halved
+from superformer.elastic.positions import at_size, halved
 from superformer.families.network import Numbers, Pyramid, Size, StageModule, Widths
 from superformer.kernels.convolution import channels_last
 from superformer.space.costs import Cost, Count
@@ -134,7 +134,7 @@ class ResNet(Pyramid):
         return channels_last(x)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        y = F.relu(self.stem(self.resized(x, at).permute(0, 2, 3, 1), at.view), inplace=True)
+        y = F.relu(self.stem(at_size(x, at.canvas).permute(0, 2, 3, 1), at.view), inplace=True)
         return F.max_pool2d(y.permute(0, 3, 1, 2), 3, 2, 1).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:

@@ -24,6 +24,7 @@ from superformer.elastic.axis import Axis, Packed, Pass, Units, View, Visit, fix
 from superformer.elastic.layers import Conv2d, Layer, LayerNorm, Linear, PerChoice, Table, width
 from superformer.elastic.positions import (
     Places,
+    at_size,
     halved,
     join_windows,
     pad_to_windows,
@@ -281,7 +282,7 @@ class Swin(Pyramid):
         return arch if size == arch.resolution else replace(arch, resolution=size, stages=stages)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        return self.stem(self.resized(x, at), at.view)
+        return self.stem(at_size(x, at.canvas), at.view)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         merging: PatchMerging | None = self.stage(stage).enter

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from superformer.elastic.axis import Axis, Pass, Units, View, Visit, fixed
 from superformer.elastic.conv import MapConv
 from superformer.elastic.layers import Branch, Cell, Conv2d, Layer, LayerNorm, Linear, PerChoice, width
-from superformer.elastic.positions import Places, join_windows, pad_to_windows, padded, split_windows
+from superformer.elastic.positions import Places, at_size, join_windows, pad_to_windows, padded, split_windows
 from superformer.elastic.transformer import Mlp, in_heads, whole_heads
 from superformer.errors import SuperformerError
 from superformer.families.network import Network, Numbers, Pyramid, Size, StageModule, Widths
@@ -281,7 +281,7 @@ class Twins(Pyramid):
         return TwinsBlock(operations, stage, entry)
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
-        return self.resized(x, at).permute(0, 2, 3, 1)
+        return at_size(x, at.canvas).permute(0, 2, 3, 1)
 
     def enter(self, stage: int, x: Tensor, at: Pass) -> Tensor:
         entry: Embedding = self.stage(stage).enter

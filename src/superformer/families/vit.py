@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from superformer.elastic.axis import EMPTY, Axis, Pass, View, fixed
 from superformer.elastic.layers import Conv2d, LayerNorm, Linear, PerChoice, Table
-from superformer.elastic.positions import resized
+from superformer.elastic.positions import at_size, resized
 from superformer.elastic.transformer import ACTS, SHARED, Attention, Block, Mlp
 from superformer.families.network import Network, Numbers, Size, StageModule, Widths
 from superformer.space import Arch, Space
@@ -192,7 +192,7 @@ class Vit(Network):
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         stem = self._stem(at)
-        tokens = stem.proj(self.resized(x, at), at.view)
+        tokens = stem.proj(at_size(x, at.canvas), at.view)
         table = stem.positions(at.arch.resolution)
         # as timm resizes, whose networks are of this family
         positions = resized(table(at.view), at.native, at.grid, self._embedded, antialias=True)

@@ -9,7 +9,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from superformer.interop.export import Proof, proof_of, require, write_proved
 from superformer.transfer.evaluation import some
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
-from superformer.transfer.heads.detection import traceable
+from superformer.transfer.heads.detection import Detector, traceable
 from superformer.transfer.model import load_model
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import TaskData
@@ -110,7 +110,7 @@ class _Detections(nn.Module):
 def _detector(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Path, console: Console | None) -> Proof:
     """Boxes, labels, scores and perhaps masks of one picture."""
     height, width = (int(n) for n in pictures.shape[-2:])
-    net, traced = (_Detections(m).eval() for m in (model, traceable(model, (height, width))))
+    net, traced = (_Detections(m).eval() for m in (model, traceable(cast(Detector, model), (height, width))))
     with torch.no_grad():
         ours = [[y.numpy() for y in net(x)] for x in pictures]
     names = ["boxes", "labels", "scores", "masks"][: len(ours[0])]
