@@ -58,11 +58,9 @@ def sections(found: Transferred) -> list[Section]:
 def headline(found: Transferred) -> Section:
     """What was trained on what, its figures and its cost."""
     facts, test = found.facts, found.test
-    rows: list[tuple[object, object]] = [(MAIN.get(k, k), percent(v)) for k, v in test.get("metrics", {}).items()]
+    rows: list[tuple[object, object]] = [(_label(k), percent(v)) for k, v in test.get("metrics", {}).items()]
     counts = facts.get("pictures", {})
-    told = (
-        f"{found.title}, which began with weights: {facts['backbone'].get('weights', 'unknown')}. Data: {facts['data']}"
-    )
+    told = f"The network began with weights: {facts['backbone'].get('weights', 'unknown')}. Data: {facts['data']}"
     if counts:
         told += (
             f", {counts.get('train', 0):,} examples to train on, {counts.get('choice', 0):,} of the training data to "
@@ -71,9 +69,15 @@ def headline(found: Transferred) -> Section:
     left = [f"{n} ({why})" for why, n in facts.get("skipped", {}).items()]
     note = paragraph(f"Left out: {', '.join(left)}.", class_="note") if left else None
     costs = test.get("cost", {})
-    rows += [(f"weights, {name}", amount(float(n))) for name, n in costs.items() if number(n) is not None]
+    named = {"params": "weights", "backbone": "of the backbone", "head": "of the head"}
+    rows += [(named.get(name, name), amount(float(n))) for name, n in costs.items() if number(n) is not None]
     missing = None if test else paragraph("It is not done yet: the words that began it go on with it.")
-    return Section("transfer", found.title, several(paragraph(told), note, missing, markup.pairs(rows)))
+    return Section("transfer", "On the test data", several(paragraph(told), note, missing, markup.pairs(rows)))
+
+
+def _label(name: str) -> str:
+    """AP, small; pixel accuracy."""
+    return MAIN.get(name, name.replace("mask_ap", "mask AP").replace("ap_", "AP, ").replace("_", " "))
 
 
 def pictures(found: Transferred) -> Section | None:
