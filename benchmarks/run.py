@@ -25,6 +25,7 @@ BENCHMARKS = {
     "evolve-space": ["evolve_space.py"],
     "analysis": ["analysis.py"],
     "timm": ["timm_networks.py"],
+    "transfer": ["transfer.py"],
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from helpers.training import THOROUGH
 
 import superformer as sf
 from superformer.elastic.positions import join_windows, pad_to_windows, split_windows
@@ -29,7 +30,8 @@ def shaken(name: str, **settings: object) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("twins_svt_small", (224, 260)), ("twins_svt_base", (224,)), ("twins_svt_large", (224,))]
+    ("name", "sizes"),
+    [("twins_svt_small", (224, 260)), ("twins_svt_base", (224,)), *([("twins_svt_large", (224,))] if THOROUGH else [])],
 )
 @torch.no_grad()
 def test_timm_networks_are_points_of_the_family(name, sizes):

@@ -74,7 +74,7 @@ def call(words: tuple[str, ...]) -> tuple[int, str, str]:
     finally:
         out = {"out": sys.stdout.getvalue(), "error": sys.stderr.getvalue()}
         sys.argv, sys.stdout, sys.stderr = before[:3]
-        arguments.console.file = sys.stdout
+        arguments.console._file = None  # wherever standard output goes
         os.chdir(before[3])
     return status, out["out"], out["error"]
 

@@ -42,7 +42,9 @@ train: {epochs: 2, batch_size: 64, drop_path: 0.1, ema: 0.9}
 watch: {every: 1, networks: 1, checkpoint_seconds: 0.2, log: 1}
 """
 
-MOMENTS = 10 if os.environ.get("SUPERFORMER_FUZZ") else 4
+THOROUGH = bool(os.environ.get("SUPERFORMER_FUZZ"))
+"""Whether there is time for what only repeats."""
+MOMENTS = 10 if THOROUGH else 4
 """At which a run is killed."""
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.training import THOROUGH, environment, recipe
 from helpers.training import command as words_of
-from helpers.training import environment, recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -278,7 +278,7 @@ def _rank(parent: int, rank: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1] if THOROUGH else [1])
 def test_a_killed_rank_brings_all_back_to_the_last_checkpoint(tmp_path: Path, rank: int) -> None:
     """torchrun --max-restarts."""
     words = ["train", "--recipe", recipe(tmp_path), "--data", "digits", "--run"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.training import MOMENTS, as_earlier_version, command, environment, ordinary, recipe, superformer
+from helpers.training import MOMENTS, THOROUGH, as_earlier_version, command, environment, ordinary, recipe, superformer
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -264,7 +264,7 @@ def test_two_processes_are_as_one(finished: Path, tmp_path: Path, changes: tuple
 
 
 @pytest.mark.xdist_group("two")
-@pytest.mark.parametrize("name", ["nasvit-laptop", "vit-resnas-laptop"])
+@pytest.mark.parametrize("name", ["nasvit-laptop", "vit-resnas-laptop"] if THOROUGH else ["nasvit-laptop"])
 def test_batch_norms_take_the_pictures_of_all_processes(tmp_path: Path, name: str) -> None:
     """Networks with batch norm, ten steps. A norm's bias before another norm has no gradient but rounding, of which
     Adam makes steps."""

@@ -76,3 +76,11 @@ def test_a_plan_that_cannot_be_is_refused():
         plan("s3_tiny", "detecting")
     with pytest.raises(SuperformerError, match="retinanet"):
         plan(network("resnet"), "detect", "retina")
+
+
+def test_question_answering_has_berts_size() -> None:
+    """BERT-base has 109.5 M weights with its pooler of 0.59 M, which is not used."""
+    found = plan("twins_svt_s", "vqa")
+    head = 85_054_464 + 23_837_184  # twelve layers; words, positions, kinds and their norm
+    assert head < found["head"]["params"] < head + 8_000_000  # the projection, the answers, matching
+    assert found["head"]["macs"] > 12 * 7_077_888 * (144 + 20)  # at least the matrices, on all tokens

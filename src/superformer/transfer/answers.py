@@ -68,7 +68,8 @@ class Soho(nn.Module):
         matched, unmatched = _texts(batch.targets, matching > 0)
         texts = torch.cat([matched, unmatched], 1).to(seen.device)  # (pictures, texts, words)
         n, each, length = texts.shape
-        read = self._encode(seen.repeat_interleave(each, 0), texts.view(n * each, length)).view(n, each, -1)
+        words = _without_padding(texts.view(n * each, length))
+        read = self.read(seen.repeat_interleave(each, 0), words).view(n, each, -1)
         out = {"answer": _answer_loss(self.answer(read[:, : matched.shape[1]]), batch.targets)}
         if unmatched.shape[1]:
             truth = torch.zeros(n, each, device=seen.device)
@@ -80,19 +81,20 @@ class Soho(nn.Module):
         """``scores``: the probability of each answer."""
         seen = self._seen(pictures)
         questions = torch.stack([target["question"] for target in targets]).to(seen.device)
-        scores = self.answer(self._encode(seen, questions)).softmax(-1)
+        scores = self.answer(self.read(seen, _without_padding(questions))).softmax(-1)
         return [{"scores": row} for row in scores]
 
     def where(self, picture: Tensor, question: Tensor) -> Tensor:
         """How much [CLS] attends to each place of the picture in the last layer, mean of the heads, (rows, columns)."""
         maps = self._maps([picture])
-        tokens, mask, words = self._tokens(self._projected(maps), question[None].to(maps.device))
+        words = _without_padding(question[None].to(maps.device))
+        tokens, mask = self._tokens(self.projected(maps), words)
         for layer in self.bert.encoder.layer[:-1]:
             tokens = layer(tokens, mask)
         last = self.bert.encoder.layer[-1].attention.self
         q, k = (f(tokens).unflatten(-1, (last.num_attention_heads, -1)) for f in (last.query, last.key))
         weights = (torch.einsum("nhc,nthc->nht", q[:, 0], k) * last.scaling).masked_fill(~mask[:, 0], -math.inf)
-        looked: Tensor = weights.softmax(-1).mean(1)[0, words:]  # the picture's share
+        looked: Tensor = weights.softmax(-1).mean(1)[0, words.shape[1] :]  # the picture's share
         return looked.view(maps.shape[-2:]) / looked.sum()
 
     def _maps(self, pictures: Sequence[Tensor]) -> Tensor:
@@ -103,29 +105,32 @@ class Soho(nn.Module):
         return maps  # (n, channels, rows, columns)
 
     def _seen(self, pictures: Sequence[Tensor]) -> Tensor:
-        return self._projected(self._maps(pictures))
+        return self.projected(self._maps(pictures))
 
-    def _projected(self, maps: Tensor) -> Tensor:
+    def projected(self, maps: Tensor) -> Tensor:
         """Tokens of the picture, (n, rows x columns, hidden)."""
         tokens: Tensor = self.project(maps.flatten(2).transpose(1, 2))
         kind = self.bert.embeddings.token_type_embeddings.weight[PICTURE_TYPE]
         where = positions(maps.shape[-2], maps.shape[-1], tokens.shape[-1]).to(tokens)
         return self.dropout(self.norm(tokens + kind + where))  # type: ignore[no-any-return]
 
-    def _tokens(self, seen: Tensor, questions: Tensor) -> tuple[Tensor, Tensor, int]:
-        """All tokens, which of them may be attended to (n, 1, 1, tokens), and how many are words."""
-        longest = max(int((questions != PAD).sum(1).max()), 1)
-        words = questions[:, :longest]
+    def _tokens(self, seen: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """All tokens, the words first, and which of them may be attended to (n, 1, 1, tokens)."""
         tokens = torch.cat([self.bert.embeddings(input_ids=words), seen], 1)
         real = torch.cat([words != PAD, torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)], 1)
-        return tokens, real[:, None, None], longest
+        return tokens, real[:, None, None]
 
-    def _encode(self, seen: Tensor, questions: Tensor) -> Tensor:
-        """What stands at [CLS], (n, hidden)."""
-        tokens, mask, _ = self._tokens(seen, questions)
+    def read(self, seen: Tensor, words: Tensor) -> Tensor:
+        """What stands at [CLS], (n, hidden), of tokens of pictures (n, places, hidden) and words (n, words)."""
+        tokens, mask = self._tokens(seen, words)
         for layer in self.bert.encoder.layer:
             tokens = layer(tokens, mask)
         return tokens[:, 0]
+
+
+def _without_padding(questions: Tensor) -> Tensor:
+    """Questions (n, tokens) as long as the longest of them."""
+    return questions[:, : max(int((questions != PAD).sum(1).max()), 1)]
 
 
 def last_level(backbone: Any) -> int:

@@ -23,17 +23,20 @@ from superformer.space.schema import family
 from superformer.spaces import arch as published
 from superformer.spaces import models
 from superformer.transfer import heads
+from superformer.transfer.answers import AnswerSettings, Soho
 from superformer.transfer.backbone import Backbone, Source, backbone
 from superformer.transfer.heads.detection import Detector
 from superformer.transfer.heads.segmentation import Segmenter
 from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.task import HEADS
 
-CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150}
-"""ImageNet's, COCO's, ADE20K's."""
-SIZES = {"detect": (800, 1280), "instance": (800, 1280), "segment": (512, 512)}
+CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150, "vqa": 3129}
+"""ImageNet's, COCO's, ADE20K's; the usual answers of VQA 2.0."""
+SIZES = {"detect": (800, 1280), "instance": (800, 1280), "segment": (512, 512), "vqa": (384, 384)}
 """Height and width of the papers' pictures; S3 counts segmentation at 512 x 2048."""
 BOXES, MASKS = 1000, 100
+ANSWERS, VOCABULARY, WORDS = AnswerSettings(hidden=768, layers=12, heads=12), 30_522, 20
+"""S3's transformer is of the size of BERT-base; BERT's words; those of a question."""
 Passes = Sequence[Callable[[Any], Any]]
 """What a head does with the maps of a backbone."""
 
@@ -51,7 +54,8 @@ def plan(
         if task == "classify":
             return _classifier(net, head, classes, size)
         body = backbone(net, blocks=heads.wants_blocks(head))
-        model: Any = heads.build(task, head, body, classes, settings).eval()  # type: ignore[attr-defined]
+        model: Any = Soho(body, classes, VOCABULARY, ANSWERS) if task == "vqa" else None
+        model = (model or heads.build(task, head, body, classes, settings)).eval()
     return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
 
 
@@ -72,6 +76,9 @@ def _together(
 def _passes(model: nn.Module) -> Passes:
     if isinstance(model, Segmenter):
         return [lambda maps: model.classifier(model.decoder(maps))]
+    if isinstance(model, Soho):
+        words = torch.ones(1, WORDS, dtype=torch.long, device="meta")
+        return [lambda maps: model.answer(model.read(model.projected(maps[model.level]), words))]
     assert isinstance(model, Detector)
     net: Any = model.detector
     pyramid, channels = net.backbone, net.backbone.out_channels
