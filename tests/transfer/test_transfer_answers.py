@@ -67,7 +67,7 @@ def test_the_loss_is_of_two_answers_and_four_texts():
     assert set(losses) == {"answer", "matching"}
     seen = model._seen([picture])
     texts = torch.tensor([[2, 5, 3, 0], [2, 7, 3, 0], [2, 8, 3, 0], [2, 9, 3, 0]])
-    read = torch.cat([model._encode(seen, text[None]) for text in texts])
+    read = torch.cat([model.read(seen, text[None]) for text in texts])
     answers = nn.functional.cross_entropy(model.answer(read[:2]), torch.tensor([1, 2]))
     assert torch.allclose(losses["answer"], answers, atol=1e-5)
     matching = model.match(read)[:, 0]

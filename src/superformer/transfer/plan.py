@@ -54,8 +54,12 @@ def plan(
         if task == "classify":
             return _classifier(net, head, classes, size)
         body = backbone(net, blocks=heads.wants_blocks(head))
-        model: Any = Soho(body, classes, VOCABULARY, ANSWERS) if task == "vqa" else None
-        model = (model or heads.build(task, head, body, classes, settings)).eval()
+        model: Any
+        if task == "vqa":
+            model = Soho(body, classes, VOCABULARY, ANSWERS)
+        else:
+            model = heads.build(task, head, body, classes, settings)
+        model.eval()
     return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
 
 
