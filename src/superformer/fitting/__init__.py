@@ -98,8 +98,7 @@ def fit(
     with chapter(shown, "5. The networks that were found, each by itself"):
         limit = _limit(aim, home, space, before)
         rows = [  # the winner last: it is the network that is handed over
-            retrain(home, row["key"], console=console, minutes=left["retrain"]).rows[-1]
-            for row in pick(found["front"], aim.cost, limit, aim.networks)
+            _retrained(home, row["key"], left, console) for row in pick(found["front"], aim.cost, limit, aim.networks)
         ]
         result = {"cost": aim.cost, "limit": limit, **_table(original, net, home, rows)}
         files.write_object(home / "fit.json", result)
@@ -153,6 +152,18 @@ def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) 
         files.write_object(path, {name: share * left for name, share in shares.items()})
     found = stored.read(path)
     return {name: float(found[name]) for name in ("supernet", "search", "retrain")}
+
+
+def _retrained(home: Path, key: str, left: dict[str, float | None], console: Console | None) -> dict[str, Any]:
+    """The row of a network that was trained by itself: for its share of the time, or for an epoch if that is too short,
+    which is noted (as no time at all), so that the same words go on."""
+    if left["retrain"] != 0:
+        try:
+            return retrain(home, key, console=console, minutes=left["retrain"]).rows[-1]
+        except TooShortError:
+            left["retrain"] = 0.0
+            files.write_object(home / "minutes.json", left)
+    return retrain(home, key, "train.epochs=1", "optimizer.warmup_epochs=0.2", console=console).rows[-1]
 
 
 def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders:
