@@ -17,7 +17,7 @@ from superformer.kernels import keep_freed
 from superformer.machine import tell_if_busy, torch_threads
 from superformer.progress import quiet, take_begin, teller
 from superformer.recipes import Recipe, resolve, space_of
-from superformer.runs import Run, RunError, note_command
+from superformer.runs import Run, note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import save_supernet
 from superformer.train.channel_sort import sort_channels
@@ -34,7 +34,7 @@ from superformer.train.preparation import (
 from superformer.train.step import Trainer
 from superformer.train.steps import Loop, advice, newest_checkpoint, timekeeper
 from superformer.train.steps import require_finite as require_finite
-from superformer.train.time_budget import Stopwatch, check_minutes, choose, say_end, say_time, with_epochs
+from superformer.train.time_budget import Stopwatch, as_begun, check_minutes, choose, say_end, say_time
 
 
 def train(
@@ -133,11 +133,7 @@ def _as_begun(run: Run, recipe: Recipe, minutes: float | None) -> Recipe:
     """The recipe with the epochs that a run chose when it began: it does not choose again."""
     if minutes is None or not run.recipe_file.exists():
         return recipe
-    known, chosen = run.facts().get("time"), run.recipe()
-    if known is None or known["minutes"] != minutes:
-        was = "without a time" if known is None else f"with {known['minutes']:g} minutes"
-        raise RunError(f"{run.folder} was begun {was}, not with {minutes:g} minutes: go on with the same words")
-    return with_epochs(recipe, chosen.train.epochs, chosen.optimizer.warmup_epochs)
+    return as_begun(recipe, run.recipe(), run.facts().get("time"), minutes, run.folder)
 
 
 @dataclass(frozen=True)

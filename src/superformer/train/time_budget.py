@@ -222,6 +222,16 @@ def choose(recipe: S, costs: Costs, per_epoch: int, minutes: float, spent: float
     return with_epochs(recipe, epochs, warmup)
 
 
+def as_begun(recipe: S, chosen: S, known: Mapping[str, Any] | None, minutes: float, folder: Path) -> S:
+    """The recipe with the epochs that were ``chosen`` when its training began, in a time that is ``known``: it does not
+    choose again. Another time is refused."""
+    asked = None if known is None else known.get("asked", known["minutes"])
+    if asked != minutes:
+        was = "without a time" if asked is None else f"with {asked:g} minutes"
+        raise stored.RunError(f"{folder} was begun {was}, not with {minutes:g} minutes: go on with the same words")
+    return with_epochs(recipe, chosen.train.epochs, chosen.optimizer.warmup_epochs)
+
+
 def with_epochs(recipe: S, epochs: float, warmup_epochs: float) -> S:
     """The recipe with other epochs; what it does after some of them, or in some steps, moves with them."""
     own, share = recipe.optimizer, epochs / recipe.train.epochs

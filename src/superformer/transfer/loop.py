@@ -16,13 +16,13 @@ from superformer.data.batches import Prefetcher, steps_per_epoch
 from superformer.errors import SuperformerError
 from superformer.machine import tell_if_busy
 from superformer.progress import Tell, teller
-from superformer.runs import RunError, note_command
+from superformer.runs import note_command
 from superformer.runs.processes import World
 from superformer.runs.storage import write_tensors
 from superformer.train.optimizer import check_no_decay
 from superformer.train.preparation import step_costs
 from superformer.train.steps import CHECKPOINTS, Loop, advice, newest_checkpoint, require_finite, timekeeper
-from superformer.train.time_budget import Costs, Stopwatch, choose, say_end, say_time, with_epochs
+from superformer.train.time_budget import Costs, Stopwatch, as_begun, choose, say_end, say_time
 from superformer.transfer.evaluation import MAIN, judge, told
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
@@ -167,11 +167,7 @@ def _as_begun(run: TransferRun, settings: Transfer, minutes: float | None) -> Tr
     """The settings with the epochs that a transfer chose when it began: it does not choose again."""
     if minutes is None or not run.begun:
         return settings
-    known, chosen = run.facts().get("time"), run.settings()
-    if known is None or known["asked"] != minutes:
-        was = "without a time" if known is None else f"with {known['asked']:g} minutes"
-        raise RunError(f"{run.folder} was begun {was}, not with {minutes:g} minutes: go on with the same words")
-    return with_epochs(settings, chosen.train.epochs, chosen.optimizer.warmup_epochs)
+    return as_begun(settings, run.settings(), run.facts().get("time"), minutes, run.folder)
 
 
 def _trainer(
