@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +96,10 @@ PAGES = [*(ROOT.parents[1] / "docs").rglob("*.md"), ROOT.parents[1] / "README.md
 def test_links_of_the_documentation_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.xdist_group("house")
+def test_tests_of_a_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Fixtures that take long are made once: some versions of pytest ignore the groups of pytest-xdist."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@house")

@@ -69,7 +69,7 @@ def test_the_whole_way(fitted: tuple[Path, dict[str, Any]]) -> None:
     space = sf.Run.open(folder).space()
     assert space.stages[0].ranked == Orders.load(folder / "orders.json").blocks[0]
     teacher = sf.Run.open(folder).recipe().loss.teachers
-    assert teacher == (str(folder / "original" / "network"),)
+    assert teacher == (str(folder / "teacher"),)
 
 
 def test_the_report_sets_them_beside_the_original(fitted: tuple[Path, dict[str, Any]]) -> None:

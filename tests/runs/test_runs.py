@@ -18,6 +18,8 @@ from superformer.errors import SuperformerError
 from superformer.runs import last_command
 from superformer.train.loop import train
 
+pytestmark = pytest.mark.xdist_group("runs")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.training import ordinary
+from helpers.training import THOROUGH, ordinary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,7 +153,7 @@ def writer(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("lines", [2, 40, 700])
+@pytest.mark.parametrize("lines", [2, 40, 700] if THOROUGH else [40])
 def test_a_killed_search_loses_nothing_it_was_told(path: Path, lines: int) -> None:
     process = writer(path)
     assert process.stdout is not None

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from superformer.errors import SuperformerError
 from superformer.recipes import resolve
 from superformer.runs import Run
-from superformer.train import preparation, time_budget
+from superformer.train import loop, preparation, time_budget
 from superformer.train.loop import train
 from superformer.train.retrain import retrain
 from superformer.train.step import Trainer
@@ -183,3 +183,25 @@ def test_words_of_time(command, tmp_path):
     words = ("train", "--recipe", "s3-laptop", "--data", "digits", "--run", str(tmp_path / "run"))
     assert "above 0" in command(*words, "--minutes", "0")[2]
     assert "leave one of them out" in command(*words, "--hours", "1", "train.epochs=3")[2]
+
+
+def test_training_ends_where_checks_do_not_become_better(tmp_path, monkeypatch):
+    """Killed between that decision and the end it ends there again."""
+    words = recipe(tmp_path), "digits", tmp_path / "run"
+    changes = "optimizer.lr=1e-12", "train.epochs=20", "train.ema=null", "watch.stop=2", "watch.checkpoint_steps=30"
+    save = loop.save_supernet
+
+    def dies(*args: object, **given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "save_supernet", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(*words, *changes)
+    monkeypatch.setattr(loop, "save_supernet", save)
+    run = train(*words, *changes)
+    steps = {row["step"] for row in run.metrics() if row["kind"] == "health"}
+    per_epoch = min(steps)
+    assert steps == {per_epoch, 2 * per_epoch, 3 * per_epoch}  # the first is the best, two epochs without a better one
+    assert run.supernet_file.exists()
+    before = run.supernet_file.stat().st_mtime
+    assert train(*words, *changes).supernet_file.stat().st_mtime == before  # it is already trained

@@ -88,6 +88,9 @@ ImgSize = Annotated[int | None, typer.Option("--img-size", min=1, max=4096, help
 SpeedUp = Annotated[
     float, typer.Option("--speed-up", min=1.05, max=100, help="How many times as fast, without a limit.")
 ]
+FitRuntime = Annotated[
+    str, typer.Option("--runtime", help="What times are measured in: eager (torch), compiled, or onnx (ONNX Runtime).")
+]
 FrontNetworks = Annotated[int, typer.Option("--networks", min=1, max=50, help="Networks to train in the end.")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 

@@ -14,7 +14,8 @@ def fit(
     model: arg.FitModel, data: arg.DataSpec, run: arg.RunFolder, latency_max: arg.LatencyMax = None,
     macs_max: arg.MacsMax = None, speed_up: arg.SpeedUp = 2.0, networks: arg.FrontNetworks = 3,
     hours: arg.Hours = None, minutes: arg.Minutes = None, checkpoint: arg.Checkpoint = None,
-    img_size: arg.ImgSize = None, changes: arg.Changes = None, as_json: arg.Json = False,
+    img_size: arg.ImgSize = None, runtime: arg.FitRuntime = "eager", changes: arg.Changes = None,
+    as_json: arg.Json = False,
 ) -> None:  # fmt: skip
     """Fit a pretrained network to your pictures and your device: a front of faster networks that still know what it
     knew. Killed, the same words go on.
@@ -32,7 +33,7 @@ def fit(
         from superformer.fitting import Aim
         from superformer.fitting import fit as run_fit
 
-        aim = Aim(latency, macs, speed_up=speed_up, networks=networks)
+        aim = Aim(latency, macs, speed_up=speed_up, networks=networks, runtime=runtime)
         shown = progress_console(as_json)
         found = run_fit(
             model, data, run, *(changes or []), aim=aim, checkpoint=checkpoint, img_size=img_size, minutes=time,

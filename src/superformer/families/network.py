@@ -254,21 +254,26 @@ class Network(TimmApi, nn.Module):
         width; the numbers are the same. Without it parts run sliced on the CPU, where that is always faster; on other
         devices masked from four architectures on, in families that can (`superformer.kernels.lockstep`). ``side``:
         with bilateral sharing, which channels."""
-        if x.ndim != 4 or x.shape[1] != self.in_chans:
-            given = tuple(x.shape)
-            raise SuperformerError(f"pictures must have the shape (batch, {self.in_chans}, height, width), not {given}")
-        if mode is not None and mode not in MODES:
-            raise SuperformerError(f"unknown mode {mode!r}: {nearest(mode, MODES)}")
-        if arch is None or isinstance(arch, Arch):
-            at = self.plan(self._arch(arch), (int(x.shape[-2]), int(x.shape[-1])), side)
-            return self.classify(self.run(self.embed(self.shared(x), at), at), at, **heads)
-        outs = [self.classify(f, at, **heads) for f, at in self._several(x, list(arch), side, mode)]
+        outs = [self.classify(tokens, at, **heads) for tokens, at in self.passes(x, arch, side, mode)]
         if len(outs) == 1:
             return outs[0]
         return tuple(map(torch.cat, zip(*outs, strict=True))) if isinstance(outs[0], tuple) else torch.cat(outs)
 
+    def passes(
+        self, x: Tensor, arch: Archs | None = None, side: str = "left", mode: str | None = None
+    ) -> list[tuple[Tensor, Pass]]:
+        """The final tokens of each pass that a batch needs: one, or for each architecture of a list."""
+        if x.ndim != 4 or x.shape[1] != self.in_chans:
+            wanted = f"(batch, {self.in_chans}, height, width)"
+            raise SuperformerError(f"pictures must have the shape {wanted}, not {tuple(x.shape)}")
+        if mode not in (None, *MODES):
+            raise SuperformerError(f"unknown mode {mode!r}: {nearest(str(mode), MODES)}")
+        if arch is None or isinstance(arch, Arch):
+            at = self.plan(self._arch(arch), (int(x.shape[-2]), int(x.shape[-1])), side)
+            return [(self.run(self.embed(self.shared(x), at), at), at)]
+        return self._several(x, list(arch), side, mode)
+
     def _several(self, x: Tensor, archs: list[Arch], side: str, mode: str | None) -> list[tuple[Tensor, Pass]]:
-        """The final tokens of each pass that a batch of several architectures needs."""
         if not archs:
             raise SuperformerError("an empty list of architectures was given; at least one is needed")
         if len(x) % len(archs):

@@ -10,10 +10,9 @@ Each part is an ordinary run or an ordinary file, and each is done once: killed,
 
 from __future__ import annotations
 
+import copy
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,19 @@ from rich.console import Console
 from superformer import data, files
 from superformer.cost.latency import measure_in_turn
 from superformer.cost.latency_table import LatencyTable
-from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
+from superformer.files import CONFIG
 from superformer.fitting.aim import Aim as Aim
 from superformer.fitting.aim import pick, room_below
+from superformer.fitting.minutes import ORIGINAL, SEARCH, Minutes
+from superformer.fitting.minutes import SUPERNET as SUPERNET_SHARE
 from superformer.fitting.source import Source
 from superformer.fitting.source import space_around as space_around
-from superformer.progress import chapter, doing, quiet, teller
+from superformer.progress import chapter, doing, quiet, take_begin, teller
 from superformer.recipes import Recipe, from_tree, merged
 from superformer.runs import SUPERNET, Run, stored
-from superformer.runs.storage import load_supernet
+from superformer.runs.storage import load_network, load_supernet
 from superformer.search import search
 from superformer.settings import load_yaml
 from superformer.space import Space, point
@@ -42,15 +43,13 @@ from superformer.space.arch import Arch
 from superformer.spaces.around import around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
-from superformer.train.retrain import retrain, write_inherited
-from superformer.train.time_budget import Stopwatch, TooShortError
+from superformer.train.retrain import retrain, save_model, table_row, write_inherited
+from superformer.train.time_budget import Stopwatch, TooShortError, check_minutes
 
 UNITS, BLOCKS = 256, 128
 """Training pictures that tell the importance of units, and of blocks."""
-TUNING, SUPERNET_TIME, SEARCH_TIME = 0.18, 0.55, 0.12
-"""Shares of the time: of all of it for the original; of what is then left for the supernet and the search."""
-EPOCHS = 2
-"""Of the original, that a time must be enough for: as many minutes are then enough for the others."""
+ROOM = 1.7
+"""Networks that cost so many times the limit are searched, too: the front has some above it."""
 SECONDS = 2.0
 """That each network of the table is timed for."""
 COST = "original.json"
@@ -70,37 +69,42 @@ def fit(
 ) -> dict[str, Any]:
     """Fit a pretrained network to pictures and a limit; what is returned is also in ``DIR/fit.json``. ``minutes``: for
     all of it; each part then does as much as fits."""
+    check_minutes(minutes)
     home, shown = Path(folder), quiet(console)
-    begun, source = Stopwatch(), Source.of(model, checkpoint)
+    time = Minutes(home, minutes, Stopwatch(start=take_begin()), Run(home / "original"))
+    source = Source.of(model, checkpoint)
     size = img_size or source.size_for(data_spec)
     arch = source.arch(size)
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
     with chapter(shown, "1. The original, tuned on your pictures"):
-        own = TUNING * minutes if minutes is not None else None
-        recipe = _original(source, arch, changes)
-        with _whole_time(minutes, TUNING / EPOCHS, ""):
-            original = train(recipe, data_spec, home / "original", console=console, minutes=own)
+        tuning = _original(source, arch, changes)
+        original = time.spend(
+            "original", ORIGINAL, lambda m: train(tuning, data_spec, home / "original", console=console, minutes=m)
+        )
         files.write_object(known, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
-        teacher = write_inherited(original, net.space.smallest(), home / "original" / "network")
+        network = write_inherited(original, net.space.smallest(), home / "original" / "network")
     with chapter(shown, "2. What of it may go first"):
         orders = _orders(home, original, net, shown)
-        left = _shares(home, minutes, begun, aim.networks)
+        teacher = _teacher(home, original, net, orders)
     with chapter(shown, "3. The supernet around it"):
         space = around(arch, before["shrink"], orders.blocks)
-        recipe = _supernet(source, space, home, teacher, changes)
-        with _whole_time(minutes, (left["supernet"] or 0) / (minutes or 1), ", in a new folder"):
-            train(recipe, data_spec, home, console=console, minutes=left["supernet"])
+        recipe = _supernet(source, space, home, network, teacher, changes)
+        time.spend("supernet", SUPERNET_SHARE, lambda m: train(recipe, data_spec, home, console=console, minutes=m))
     with chapter(shown, "4. Search"):
-        found = search(home, {}, None, {"objectives": f"accuracy,{aim.cost}"}, console, minutes=left["search"])
+        limits = {aim.cost: (0.0, ROOM * aim.limit(before[aim.cost]))}
+        sought = {"objectives": f"accuracy,{aim.cost}", "runtime": aim.runtime}
+        found = search(home, limits, None, sought, console, minutes=time.of("search", SEARCH))
     with chapter(shown, "5. The networks that were found, each by itself"):
         limit = _limit(aim, home, space, before)
+        keys = [row["key"] for row in pick(found["front"], aim.cost, limit, aim.networks)]
         rows = [  # the winner last: it is the network that is handed over
-            _retrained(home, row["key"], left, console) for row in pick(found["front"], aim.cost, limit, aim.networks)
+            _retrained(home, key, time, 1 / (len(keys) - k), console) for k, key in enumerate(keys)
         ]
-        result = {"cost": aim.cost, "limit": limit, **_table(original, net, home, rows)}
+        result = {"cost": aim.cost, "limit": limit, "runtime": aim.runtime}
+        result |= _table(original, net, home, rows, aim.runtime)
         files.write_object(home / "fit.json", result)
     return result
 
@@ -119,51 +123,31 @@ def _original(source: Source, arch: Arch, changes: Sequence[str]) -> Recipe:
     return from_tree(tree, "fit", [c.removeprefix("original.") for c in changes if c.startswith("original.")])
 
 
-def _supernet(source: Source, space: Space, home: Path, teacher: Path, changes: Sequence[str]) -> Recipe:
+def _supernet(source: Source, space: Space, home: Path, network: Path, teacher: Path, changes: Sequence[str]) -> Recipe:
     """How the supernet is trained, and what it finds."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
     tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
-    start = {"network": str(teacher), "orders": str(home / "orders.json")}
+    start = {"network": str(network), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
 
 
-@contextmanager
-def _whole_time(minutes: float | None, share: float, where: str) -> Iterator[None]:
-    """A part tells what it needs itself; what was asked for was the time of all."""
-    try:
-        yield
-    except TooShortError as error:
-        needed = math.ceil(error.needed / share)
-        short = f"{minutes:g} minutes are too short to tune, train, search and retrain here"
-        raise SuperformerError(f"{short}: give --minutes {needed} or more{where}") from error
-
-
-def _shares(home: Path, minutes: float | None, begun: Stopwatch, networks: int) -> dict[str, float | None]:
-    """The minutes of the parts that are left when the orders are known; decided once."""
-    if minutes is None:
-        return dict.fromkeys(("supernet", "search", "retrain"))
-    path = home / "minutes.json"
-    if not path.exists():
-        left = min(max(minutes - begun.seconds / 60, (1 - 2 * TUNING) * minutes), (1 - TUNING) * minutes)
-        shares = {"supernet": SUPERNET_TIME, "search": SEARCH_TIME}
-        shares["retrain"] = (1 - SUPERNET_TIME - SEARCH_TIME) / networks
-        files.write_object(path, {name: share * left for name, share in shares.items()})
-    found = stored.read(path)
-    return {name: float(found[name]) for name in ("supernet", "search", "retrain")}
-
-
-def _retrained(home: Path, key: str, left: dict[str, float | None], console: Console | None) -> dict[str, Any]:
-    """The row of a network that was trained by itself: for its share of the time, or for an epoch if that is too short,
-    which is noted (as no time at all), so that the same words go on."""
-    if left["retrain"] != 0:
+def _retrained(home: Path, key: str, time: Minutes, share: float, console: Console | None) -> dict[str, Any]:
+    """The row of a network that was trained by itself for its share of the time; if that is too short for an epoch, of
+    the network with the weights that it has in the supernet."""
+    minutes = time.of(f"retrain {key}", share)
+    if minutes != 0:
         try:
-            return retrain(home, key, console=console, minutes=left["retrain"]).rows[-1]
+            return retrain(home, key, console=console, minutes=minutes).rows[-1]
         except TooShortError:
-            left["retrain"] = 0.0
-            files.write_object(home / "minutes.json", left)
-    return retrain(home, key, "train.epochs=1", "optimizer.warmup_epochs=0.2", console=console).rows[-1]
+            time.skip(f"retrain {key}")
+    run = Run.open(home)
+    inherited = write_inherited(run, run.arch(key), home / "retrained" / f"{key}-inherited")
+    net = load_network(inherited).net
+    save_model(run, net, home / "model")
+    teller(quiet(console))(f"{key} keeps its weights of the supernet: there is no time to train it by itself")
+    return table_row(run, net, key, "inherited")
 
 
 def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders:
@@ -183,19 +167,32 @@ def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders
     return found
 
 
+def _teacher(home: Path, original: Run, net: Network, orders: Orders) -> Path:
+    """The tuned original as the teacher: what matters most comes first in it, as in all that it teaches, so that their
+    channels can be compared."""
+    folder = home / "teacher"
+    if not (folder / CONFIG).exists():
+        ordered = copy.deepcopy(net)
+        orders.apply(ordered)
+        save_model(original, ordered, folder)
+    return folder
+
+
 def _limit(aim: Aim, home: Path, space: Space, before: Mapping[str, float]) -> float:
     """The most that the winner may cost; a speed-up is one against what the table of times says of the original."""
     if aim.cost == "macs" or aim.latency is not None:
         return aim.limit(before[aim.cost])
-    how: dict[str, Any] = {"runtime": "eager", "threads": 1, "batch": 1, "device": "cpu"}
+    how: dict[str, Any] = {"runtime": aim.runtime, "threads": 1, "batch": 1, "device": "cpu"}
     table = LatencyTable.load(home / LatencyTable.file_name(**how), **how)
     return float(table.latency(space, space.largest())[0]) / aim.speed_up
 
 
-def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]], runtime: str) -> dict[str, Any]:
     """The original and the networks that were found, on the test pictures, all timed in turn; the winner's key."""
-    models = [load_supernet(home / "retrained" / f"{r['key']}-{r['weights']}" / SUPERNET).eval() for r in rows]
-    times = measure_in_turn([net, *models], seconds=SECONDS)
+    folders = [home / "retrained" / f"{r['key']}-{r['weights']}" for r in rows]
+    alone = [(f / SUPERNET).exists() for f in folders]
+    models = [load_supernet(f / SUPERNET) if a else load_network(f).net for f, a in zip(folders, alone, strict=True)]
+    times = measure_in_turn([net, *(m.eval() for m in models)], runtime=runtime, seconds=SECONDS)
     first = {**evaluate(original.folder, ["largest"], "test")[0], "key": net.space.smallest().key}
     both = [{**row, "latency": time.median} for row, time in zip([first, *rows], times, strict=True)]
     table = [{name: row[name] for name in KEPT} for row in both]

@@ -8,8 +8,9 @@ from typing import Any
 
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
-from superformer.errors import InfeasibleError, SuperformerError
+from superformer.errors import InfeasibleError, SuperformerError, nearest
 from superformer.families.network import Network
+from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
 from superformer.space.sampling import say_cost
 from superformer.spaces import model as build
@@ -27,16 +28,19 @@ SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Aim:
-    """What is asked of the winner: one of these limits, or a speed-up."""
+    """What is asked of the winner: one of these limits, or a speed-up. ``runtime``: what times are measured in."""
 
     latency: float | None = None
     macs: float | None = None
     speed_up: float = 2.0
     networks: int = 3
+    runtime: str = "eager"
 
     def __post_init__(self) -> None:
         if self.latency is not None and self.macs is not None:
             raise SuperformerError("give one limit, --latency-max or --macs-max, not both")
+        if self.runtime not in RUNTIMES:
+            raise SuperformerError(f"unknown runtime {self.runtime!r}: {nearest(self.runtime, RUNTIMES)}")
 
     @property
     def cost(self) -> str:
@@ -52,11 +56,11 @@ def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
     """What the network costs here (``macs``, ``latency``), and how far down the space around it must go (``shrink``).
     A limit that it cannot reach is refused, before anything is trained."""
     net, name = build(arch).eval(), aim.cost
-    own = _costs([net])[0]
+    own = _costs([net], aim.runtime)[0]
     for further in FURTHER:
         shrink = min(max(own[name] / aim.limit(own[name]), LEAST) * further, MOST_SPEED_UP)
         small = around(arch, shrink).smallest()
-        own, least = _costs([net, build(small).eval()])
+        own, least = _costs([net, build(small).eval()], aim.runtime)
         if least[name] <= aim.limit(own[name]):
             return own | {"shrink": shrink}
     limit, reached, before = (_say(name, v) for v in (aim.limit(own[name]), least[name], own[name]))
@@ -69,9 +73,9 @@ def _say(name: str, value: float) -> str:
     return say_cost(name, value) + " MACs" * (name == "macs")
 
 
-def _costs(nets: Sequence[Network]) -> list[dict[str, float]]:
+def _costs(nets: Sequence[Network], runtime: str) -> list[dict[str, float]]:
     """Of networks, timed in turn, so that all see the same machine, however busy."""
-    times = measure_in_turn(nets, seconds=SECONDS)
+    times = measure_in_turn(nets, runtime=runtime, seconds=SECONDS)
     macs = [float(cost(n.space, [n.space.smallest()], n.num_classes).macs[0]) for n in nets]
     return [{"macs": m, "latency": t.median} for m, t in zip(macs, times, strict=True)]
 

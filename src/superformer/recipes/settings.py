@@ -123,13 +123,16 @@ class Loss(SettingsBase):
     )
     clip: float = Field(5.0, gt=0, description="alpha-divergence: largest importance ratio")
     teachers: tuple[str, ...] = Field((), description="outside teachers: timm models, or folders with networks")
-    teacher_size: Literal["own", "student"] = Field(
-        "own", description="pictures of the size that teachers are made for"
+    teacher_size: Literal["own", "student", "larger"] = Field(
+        "own", description="own: pictures at the size that teachers are made for; larger: cut at that size for all"
     )
     teacher_labels: Literal["soft", "hard"] = Field("soft", description="hard: the class they find most likely (DeiT)")
     teacher_scale: float = Field(1.0, gt=0, description="factor of teachers' logits (5 sharpens, as NASViT released)")
     teacher_weight: float | None = Field(
         None, ge=0, le=1, description="share of the teachers' targets against the labels; none: 1, of hard ones 0.5"
+    )
+    features: float = Field(
+        0.0, ge=0, description="weight of the difference of final tokens from the teachers' (which are folders)"
     )
     patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
 
@@ -225,6 +228,9 @@ class Watch(SettingsBase):
     every: float = Field(1, gt=0, description="epochs between checks of the watched sub-networks")
     networks: int = Field(3, ge=0, description="fixed random sub-networks watched beside the smallest and the largest")
     pictures: int = Field(1024, ge=1, description="the most of the search split to use for a check")
+    stop: float | None = Field(
+        None, gt=0, description="epochs without a better mean of the checks that end the training"
+    )
     log: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     conflicts: int = Field(10, ge=0, description="steps between measurements of the conflict of gradients; 0: never")
     checkpoint_seconds: float = Field(60, ge=0)

@@ -60,7 +60,7 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
         progress = search.progress(inputs, known)
     to_do = reproduction.missing(inputs)
     sections = [
-        search.headline(inputs),
+        fitted.headline(inputs) or search.headline(inputs),
         None if inputs.front else to_do,
         fitted.networks(inputs),
         fitted.order(inputs),

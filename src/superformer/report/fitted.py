@@ -5,7 +5,35 @@ from __future__ import annotations
 from superformer.errors import amount
 from superformer.report import markup
 from superformer.report.inputs import Inputs, Row, chance, cost_text, number, percent, seconds
-from superformer.report.markup import Section, axis, bars, chart_section, place, plot, series
+from superformer.report.markup import Section, axis, bars, chart_section, paragraph, place, plot, series, tag
+from superformer.report.search import tile
+
+
+def headline(inputs: Inputs) -> Section | None:
+    """The winner beside the original."""
+    first, found = inputs.fit.get("original"), inputs.fit.get("found", [])
+    winner = next((r for r in found if r["key"] == inputs.fit.get("winner")), None)
+    if first is None or winner is None:
+        return None
+    pictures = number(inputs.fit.get("pictures")) or 0
+    name = str(inputs.fit.get("cost"))
+    lead = paragraph(
+        "The most accurate network within the limit is ", tag("code", winner["key"]), f", {_faster(winner, first)} "
+        f"times as fast as the original; {seconds(winner['latency'])} for a picture.", class_="lead",
+    )  # fmt: skip
+    tiles = [
+        tile(percent(r["accuracy"]), f"test accuracy, {which}", f"{chance(r['accuracy'], pictures)} points".strip())
+        for which, r in (("found", winner), ("original", first))
+    ]
+    limit = f", limit {cost_text(name, number(inputs.fit.get('limit')))}"
+    for cost, title in (("latency", "latency"), ("macs", "MACs"), ("params", "parameters")):
+        note = f"{cost_text(cost, first[cost])} before{limit if cost == name else ''}"
+        tiles.append(tile(cost_text(cost, winner[cost]), title, note))
+    return Section("found", "What was found", markup.several(lead, tag("div", *tiles, class_="tiles")))
+
+
+def _faster(row: Row, first: Row) -> str:
+    return f"{first['latency'] / row['latency']:.2f}"
 
 
 def networks(inputs: Inputs) -> Section | None:
@@ -31,9 +59,8 @@ def networks(inputs: Inputs) -> Section | None:
         "A pretrained network was tuned on the pictures (the original). A supernet around it, which begins with what "
     )
     told += "matters most of it, gave smaller ones; each was then trained by itself, with the original as its teacher. "
-    told += (
-        f"The winner has at most {cost_text(name, limit)} ({name}). Times are those of one picture, measured in turn."
-    )
+    told += f"The winner has at most {cost_text(name, limit)} ({name}). Times are those of one picture with one thread "
+    told += f"({inputs.fit.get('runtime', 'eager')}), measured in turn."
     if pictures:
         told += f" Behind each accuracy: one standard error, on {int(pictures):,} test pictures."
     return chart_section("fitted", "Fitted to your pictures", told, "The original and faster networks", chart, table)
@@ -47,7 +74,7 @@ def _cells(row: Row, first: Row, pictures: float, winner: str) -> list[str]:
         seconds(row["latency"]),
         amount(float(row["macs"])),
         amount(float(row["params"])),
-        f"{first['latency'] / row['latency']:.2f}",
+        _faster(row, first),
     ]
 
 
@@ -76,6 +103,6 @@ def order(inputs: Inputs) -> Section | None:
     return Section(
         "order",
         "What went first",
-        markup.several(markup.paragraph(told), place("order", "Blocks by importance")),
+        markup.several(paragraph(told), place("order", "Blocks by importance")),
         {"order": chart},
     )

@@ -45,7 +45,7 @@ def headline(inputs: Inputs) -> Section:
         return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
     searched = (inputs.facts.get("pictures") or {}).get("search")
     told = f"search split, inherited weights{_error(best['accuracy'], searched)}"
-    tiles = [_tile(percent(best["accuracy"]), "accuracy", told)]
+    tiles = [tile(percent(best["accuracy"]), "accuracy", told)]
     tested = [
         r
         for r in inputs.retrained
@@ -57,12 +57,12 @@ def headline(inputs: Inputs) -> Section:
         seeds = [n for n in tested[-1].get("seeds") or () if number(n) is not None]
         way += f" weights, mean of {len(seeds)} seeds" if len(seeds) > 1 else " weights"
         way += _error(tested[-1]["accuracy"], tested[-1].get("pictures"))
-        tiles.insert(0, _tile(percent(tested[-1]["accuracy"]), "test accuracy", way))
+        tiles.insert(0, tile(percent(tested[-1]["accuracy"]), "test accuracy", way))
     for name, title in inputs.costs.items():
         if name in best:
             value = best.get(MEASURED.get(name, ""), best[name])
             how = "measured " if MEASURED.get(name) in best else "predicted " if _predicted(inputs, name) else ""
-            tiles.append(_tile(inputs.cost_text(name, value), how + title, _limit(inputs, name, value)))
+            tiles.append(tile(inputs.cost_text(name, value), how + title, _limit(inputs, name, value)))
     known = counted(int(inputs.front.get("evaluated", 0)), "network")
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     against = f"On the test pictures: {'; '.join(kinds(inputs.comparison))}." if inputs.comparison else ""
@@ -99,12 +99,13 @@ def _so_far(inputs: Inputs) -> Markup:
     last = health[-1].get("accuracy", {}) if health else {}
     state = "The supernet is trained" if inputs.trained else "The supernet is still in training"
     ends = [(name, value) for name, value in last.items() if name in ("smallest", "largest")]
-    tiles = [_tile(percent(value), name, "accuracy, search split") for name, value in ends]
+    tiles = [tile(percent(value), name, "accuracy, search split") for name, value in ends]
     lead = paragraph(f"{state}; its {space} has not been searched.", class_="lead")
     return several(lead, tag("div", *tiles, class_="tiles") if tiles else None)
 
 
-def _tile(value: str, name: str, note: object) -> Markup:
+def tile(value: str, name: str, note: object = None) -> Markup:
+    """A number of a headline."""
     return tag("div", tag("strong", value), tag("span", name), tag("small", note) if note else None, class_="tile")
 
 

@@ -58,7 +58,8 @@ FILES = {
     "int8.json": Stored({"rows": [{"key": str, "how": str}]}, _anew.format("superformer bench {run} --int8")),
     "original.json": Stored({"macs": NUMBER, "latency": NUMBER, "shrink": NUMBER}, _anew.format("superformer fit ...")),
     "minutes.json": Stored(
-        {"supernet": NUMBER, "search": NUMBER, "retrain": NUMBER}, _anew.format("superformer fit ...")
+        {"minutes": NUMBER, "parts": [{"name": str, "minutes": NUMBER, "begun": NUMBER}]},
+        _anew.format("superformer fit ..."),
     ),
     "orders.json": Stored({"units": dict, "blocks": [list]}, _anew.format("superformer fit ...")),
     "fit.json": Stored(

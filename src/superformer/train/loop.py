@@ -83,7 +83,7 @@ def _train(
     if fresh:  # what is wrong with the settings is found before anything is written
         trainer = build()
         check_no_decay(recipe.optimizer.no_decay, trainer.net)
-        rehearse(trainer, pictures, img_size)
+        rehearse(trainer, pictures)
         if minutes is not None:
             costs, trainer = measure(trainer, pictures, img_size, minutes), None
             spent = world.first_says(watch.seconds)
@@ -101,9 +101,7 @@ def _train(
         found = newest_checkpoint(run.folder, world, tell)
         trainer = trainer or build(warm=found is None)
         done = found.step if found is not None else 0
-        keeper = None
-        if (known := run.facts().get("time")) is not None:
-            keeper = timekeeper(run.folder, known, trainer, recipe.watch, found, watch, fresh)
+        keeper = timekeeper(run.folder, run.facts().get("time"), trainer, recipe.watch, found, watch, fresh)
         steps = trainer.timetable.steps(done)
         if found is not None:
             with files.understood(run.checkpoints, f"delete the checkpoint of step {done} there"):
@@ -145,7 +143,7 @@ class _Work:
     img_size: int
 
     def batches(self, epoch: int, start: int) -> data.Prefetcher[data.Batch]:
-        return epoch_batches(self.trainer, self.pictures, self.img_size, epoch, start)
+        return epoch_batches(self.trainer, self.pictures, epoch, start)
 
     def check(self) -> tuple[dict[str, Any], str]:
         """The accuracy of the watched sub-networks on the search split."""

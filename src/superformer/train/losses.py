@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
+from superformer.families.network import Network
 from superformer.recipes.settings import Loss
 from superformer.runs.storage import IMAGENET, load_network
+from superformer.train.features import Final
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -114,12 +116,22 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
+        out: Tensor = self.net(self._prepared(x))
+        return out
+
+    @torch.no_grad()
+    def both(self, x: Tensor) -> tuple[Tensor, Final]:
+        """Logits and final tokens, of a network of ours."""
+        assert isinstance(self.net, Network)
+        ((tokens, at),) = self.net.passes(self._prepared(x))
+        return self.net.classify(tokens, at), Final.of(self.net, tokens, at)
+
+    def _prepared(self, x: Tensor) -> Tensor:
         if not self.same:
             x = x * self.scale + self.shift
         if self.size is not None and tuple(x.shape[-2:]) != self.size:
             x = F.interpolate(x, self.size, mode="bicubic", align_corners=False, antialias=True)
-        out: Tensor = self.net(x)
-        return out
+        return x
 
     def train(self, mode: bool = True) -> Teacher:
         """Teachers stay in eval mode."""

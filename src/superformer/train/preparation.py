@@ -41,10 +41,10 @@ def count_steps(recipe: Recipe, per_epoch: int) -> int:
     return max(1, round(recipe.train.epochs * per_epoch))
 
 
-def rehearse(trainer: Trainer, pictures: data.DataSet, img_size: int) -> None:
+def rehearse(trainer: Trainer, pictures: data.DataSet) -> None:
     """The first batch through the networks of the first step, without a trace: what only shows there is told before a
     run is begun."""
-    with closing(epoch_batches(trainer, pictures, img_size, 0, 0)) as batches:
+    with closing(epoch_batches(trainer, pictures, 0, 0)) as batches:
         trainer.rehearse(next(iter(batches)))
 
 
@@ -58,20 +58,18 @@ def check_settings(recipe: Recipe, spec: str, minutes: float | None = None) -> N
     steps = count_steps(recipe, per_epoch)
     trainer = build_trainer(recipe, space, pictures.classes, steps, per_epoch, world, warm=False)
     check_no_decay(recipe.optimizer.no_decay, trainer.net)
-    rehearse(trainer, pictures, img_size)
+    rehearse(trainer, pictures)
     if minutes is not None:
         choose(recipe, measure(trainer, pictures, img_size, minutes / 4), per_epoch, minutes, 0.0)
 
 
-def epoch_batches(
-    trainer: Trainer, pictures: data.DataSet, img_size: int, epoch: int, start: int
-) -> data.Prefetcher[data.Batch]:
+def epoch_batches(trainer: Trainer, pictures: data.DataSet, epoch: int, start: int) -> data.Prefetcher[data.Batch]:
     """The rest of an epoch."""
     recipe, world = trainer.recipe, trainer.world
     return data.train_batches(
-        pictures.train, recipe.data, recipe.mix, img_size, seed=recipe.seed, epoch=epoch,
+        pictures.train, recipe.data, recipe.mix, trainer.cut_size, seed=recipe.seed, epoch=epoch,
         batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
-        patch_grid=trainer.net.patch_grid(img_size) if recipe.mix.patches != "off" else None,
+        patch_grid=trainer.net.patch_grid(trainer.img_size) if recipe.mix.patches != "off" else None,
     )  # fmt: skip
 
 
@@ -120,8 +118,15 @@ def build_trainer(
             f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
             f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
         )
-    own_size = recipe.loss.teacher_size == "own"
+    own_size = recipe.loss.teacher_size != "student"
     teachers = load_teachers(recipe.loss.teachers, len(classes), recipe.data.mean, recipe.data.std, classes, own_size)
+    if recipe.loss.teacher_size == "larger" and recipe.mix.patches != "off":
+        raise SuperformerError("loss.teacher_size=larger does not go with token labelling: set mix.patches=off")
+    if recipe.loss.features and not (teachers and all(isinstance(t.net, Network) for t in teachers)):
+        raise SuperformerError("loss.features compares tokens with a teacher's: loss.teachers must be folders of ours")
+    if recipe.loss.features and recipe.sharing != "ordinal":
+        why = f"{recipe.sharing} sharing has no first ones"
+        raise SuperformerError(f"loss.features compares the first channels with a teacher's; {why}: set it to 0")
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
     drops = {"drop_path": settings.drop_path, "dropout": settings.dropout}
     net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
@@ -145,7 +150,7 @@ def check_networks(trainer: Trainer, pictures: data.DataSet, img_size: int) -> d
 def measure(trainer: Trainer, pictures: data.DataSet, img_size: int, minutes: float) -> Costs:
     """What a step, with its pictures, a check and a checkpoint cost now. The trainer is worn out by it."""
     check = functools.partial(check_networks, trainer, pictures, img_size) if len(pictures.search) else None
-    return step_costs(trainer, epoch_batches(trainer, pictures, img_size, 0, 0), check, minutes)
+    return step_costs(trainer, epoch_batches(trainer, pictures, 0, 0), check, minutes)
 
 
 def step_costs(

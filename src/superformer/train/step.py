@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,15 +10,35 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from superformer.data import Batch
+from superformer.elastic.axis import Pass
+from superformer.elastic.positions import at_size
 from superformer.families.network import Network
 from superformer.kernels import precision
 from superformer.recipes.settings import Recipe
 from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
 from superformer.train import losses, optimizer
+from superformer.train.features import Final, feature_loss
 from superformer.train.sampling import Sampler, Turn
 from superformer.train.state import Guard, Outcome, State
 from superformer.train.time_budget import Timetable
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A part of a batch, with what outside teachers say of it: targets, final tokens."""
+
+    batch: Batch
+    finals: Sequence[Final] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a turn made of pictures: logits, those of the patches, the passes of each side."""
+
+    logits: Tensor
+    patches: Tensor | None
+    sides: Sequence[Sequence[tuple[Tensor, Pass]]]
 
 
 @dataclass
@@ -31,7 +51,7 @@ class Trainer:
     steps: int
     steps_per_epoch: int
     world: World = field(default_factory=World)
-    teachers: Sequence[Callable[[Tensor], Tensor]] = ()
+    teachers: Sequence[losses.Teacher] = ()
 
     def __post_init__(self) -> None:
         recipe, net = self.recipe, self.net
@@ -45,6 +65,17 @@ class Trainer:
         self.parameters = optimizer.trainable(net)
         self.memory = optimizer.GradientMemory()
         self.buffers = [b for b in net.buffers() if b.is_floating_point()]
+
+    @property
+    def img_size(self) -> int:
+        """Of the pictures that the networks see; a space may have smaller ones."""
+        return self.recipe.img_size or self.net.space.img_size
+
+    @property
+    def cut_size(self) -> int:
+        """Of the pictures that are cut for both: as large as a teacher's, if it is to see more than the networks."""
+        sizes = [t.size[0] for t in self.teachers if t.size is not None]
+        return max([self.img_size, *sizes]) if self.recipe.loss.teacher_size == "larger" else self.img_size
 
     @property
     def best(self) -> Network:
@@ -72,7 +103,7 @@ class Trainer:
         # 2. Forward and backward of each turn; the largest comes first and teaches the others.
         net.zero_grad()
         total = torch.zeros((), device=self.world.device)
-        parts = [self._with_teachers(part) for part in batch.parts(recipe.train.accumulate, self.world.device)]
+        parts = [self._taught(part) for part in batch.parts(recipe.train.accumulate, self.world.device)]
         teacher_logits: list[Tensor] = []
         kept: optimizer.Grads | None = None
         for k, turn in enumerate(turns):
@@ -114,54 +145,65 @@ class Trainer:
         """The passes of the first step, without gradients; nothing is changed."""
         statistics = [b.clone() for b in self.buffers]
         with self.world.seeded(self.recipe.seed):
-            parts = [self._with_teachers(p) for p in batch.parts(self.recipe.train.accumulate, self.world.device)]
+            first = self._taught(batch.parts(self.recipe.train.accumulate, self.world.device)[0])
             for turn in self.sampler.turns(0):
-                logits, patches = self._forward(turn, parts[0].x)
-                self._loss(logits, patches, parts[0], None)
+                self._loss(self._forward(turn, first.batch.x), first, None)
         for buffer, old in zip(self.buffers, statistics, strict=True):
             buffer.copy_(old)
 
     @torch.no_grad()
-    def _with_teachers(self, batch: Batch) -> Batch:
+    def _taught(self, batch: Batch) -> Taught:
         """Targets of outside teachers, where there are any."""
         if not self.teachers:
-            return batch
-        logits = [teacher(batch.x) for teacher in self.teachers]
-        return replace(batch, target=losses.with_teachers(batch.target, logits, self.recipe.loss))
+            return Taught(batch)
+        settings, finals = self.recipe.loss, list[Final]()
+        if settings.features:
+            logits, finals = map(list, zip(*(teacher.both(batch.x) for teacher in self.teachers), strict=True))
+        else:
+            logits = [teacher(batch.x) for teacher in self.teachers]
+        target = losses.with_teachers(batch.target, logits, settings)
+        x = at_size(batch.x, (self.img_size,) * 2) if settings.teacher_size == "larger" else batch.x
+        return Taught(replace(batch, x=x, target=target), finals)
 
-    def _forward_backward(self, turn: Turn, parts: Sequence[Batch], teacher_logits: list[Tensor]) -> Tensor:
+    def _forward_backward(self, turn: Turn, parts: Sequence[Taught], teacher_logits: list[Tensor]) -> Tensor:
         """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
         total, amp = torch.zeros((), device=self.world.device), self.recipe.train.amp
         for m, part in enumerate(parts):
             with precision(self.world.device, None if amp == "off" else torch.bfloat16):
-                logits, patches = self._forward(turn, part.x)
+                made = self._forward(turn, part.batch.x)
                 teacher = teacher_logits[m] if turn.role != "largest" and teacher_logits else None
-                loss = self._loss(logits, patches, part, teacher) / len(parts)
+                loss = self._loss(made, part, teacher) / len(parts)
             if turn.role == "largest":
-                teacher_logits.append(logits.detach())
+                teacher_logits.append(made.logits.detach())
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
-    def _forward(self, turn: Turn, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, turn: Turn, x: Tensor) -> Made:
         """Logits, and those of the patches if they are trained; those of both sides are added (ViTAS as released)."""
         heads = {"patches": True} if self.recipe.mix.patches != "off" else {}
         archs = turn.archs[0] if len(turn.archs) == 1 else list(turn.archs)
-        outs = [self.net(x, archs, side=side, **heads) for side in turn.sides]
-        pairs = [out if isinstance(out, tuple) else (out, None) for out in outs]
-        if len(pairs) == 1:
-            return pairs[0]
-        logits, patches = zip(*pairs, strict=True)
-        return torch.stack(logits).sum(0), torch.stack(patches).sum(0) if heads else None
+        sides = [self.net.passes(x, archs, side) for side in turn.sides]
+        outs = [[self.net.classify(tokens, at, **heads) for tokens, at in passes] for passes in sides]
+        logits = _added([_joined([o[0] if heads else o for o in side]) for side in outs])
+        patches = _added([_joined([o[1] for o in side]) for side in outs]) if heads else None
+        return Made(logits, patches, sides)
 
-    def _loss(self, logits: Tensor, patches: Tensor | None, batch: Batch, teacher: Tensor | None) -> Tensor:
-        settings = self.recipe.loss
+    def _loss(self, made: Made, part: Taught, teacher: Tensor | None) -> Tensor:
+        settings, logits, batch = self.recipe.loss, made.logits, part.batch
         if teacher is not None and settings.distill != "none":
-            return losses.distillation(logits, teacher, settings)
-        if patches is None:
-            return losses.soft_cross_entropy(logits, batch.target)
-        assert batch.patches is not None
-        return losses.token_labelling(logits, patches, batch.target, batch.patches, settings.patches)
+            loss = losses.distillation(logits, teacher, settings)
+        elif made.patches is None:
+            loss = losses.soft_cross_entropy(logits, batch.target)
+        else:
+            assert batch.patches is not None
+            loss = losses.token_labelling(logits, made.patches, batch.target, batch.patches, settings.patches)
+        if part.finals:
+            loss = (
+                loss
+                + settings.features * torch.stack([feature_loss(self.net, s, part.finals) for s in made.sides]).mean()
+            )
+        return loss
 
     @property
     def state(self) -> State:
@@ -170,3 +212,11 @@ class Trainer:
     def checkpoint(self, step: int) -> Checkpoint:
         """The state after ``step`` steps."""
         return self.state.checkpoint(step)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _added(sides: Sequence[Tensor]) -> Tensor:
+    return sides[0] if len(sides) == 1 else torch.stack(list(sides)).sum(0)

@@ -73,6 +73,7 @@ class Loop:
         self.metrics = Metrics(self.folder / stored.METRICS, self.done, tell) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
         self.saved, self.pace = time.monotonic(), Pace()
+        self.checked = self._known_checks()
         try:
             with deferred_interrupts() as self.interrupt:
                 while self.done < self.steps:
@@ -100,8 +101,10 @@ class Loop:
                 self._tell(outcome)
                 if outcome.bad is not None:
                     self._tell_skipped(outcome.bad)
-                if world.first and self._check_due():
-                    self._timed("check", self._check)
+                if self._check_due():
+                    if world.first:
+                        self._timed("check", self._check)
+                    self._stop_if_stale()
                 if world.first and (self._save_due() or self.interrupt.asked):
                     self._timed("save", self._save)
                 if self.interrupt.asked and self.done < self.steps:
@@ -174,12 +177,40 @@ class Loop:
         assert self.check is not None
         found, told = self.check()
         self.metrics.write("health", self.done, **found, skipped=self.trainer.guard.skipped)
+        self.checked.append((self.done, _mean(found)))
         self.display.note(f"epoch {self.done / self.per_epoch:.4g}: {told}")
+
+    def _known_checks(self) -> list[tuple[int, float]]:
+        """What checks found before this process, where that may end the training."""
+        if self.watch.stop is None or not self.world.first:
+            return []
+        rows = [r for r in stored.read_lines(self.folder / stored.METRICS) if r.get("kind") == "health"]
+        return [(int(r["step"]), _mean(r)) for r in rows if r["step"] <= self.done]
+
+    def _stop_if_stale(self) -> None:
+        """End where the checks have not become better for long; in all processes alike, and again if it is killed."""
+        if self.watch.stop is None or self.done >= self.steps:
+            return
+        best = max(self.checked, key=lambda c: c[1], default=(self.done, 0.0))[0]  # the first of equal ones
+        stale = self.done - best >= self.watch.stop * self.per_epoch
+        if self.world.first_says(float(stale)):
+            table, seconds = self.trainer.timetable, self.keeper.watch.seconds if self.keeper is not None else 0.0
+            table.revise(self.folder if self.world.first else None, Revision(self.done, self.done, seconds))
+            self.display.note(f"step {self.done}: no better check for {self.watch.stop:g} epochs, training ends")
+            self.display.revise(self.done)
+            self.steps = self.done
 
     def _save_due(self) -> bool:
         late = time.monotonic() - self.saved >= self.watch.checkpoint_seconds
         due = self.watch.checkpoint_steps is not None and self.done % self.watch.checkpoint_steps == 0
         return late or due or self.done == self.steps
+
+
+def _mean(found: Mapping[str, Any]) -> float:
+    """Of what a check found, which is better the higher it is."""
+    scores = next((v for k, v in found.items() if k not in ("kind", "step", "skipped")), 0.0)
+    values = [float(v) for v in scores.values()] if isinstance(scores, Mapping) else [float(scores)]
+    return sum(values) / max(len(values), 1)
 
 
 CHECKPOINTS = "checkpoints"
@@ -212,11 +243,14 @@ def newest_checkpoint(folder: Path, world: World, tell: Tell) -> Checkpoint | No
 
 
 def timekeeper(
-    folder: Path, known: Mapping[str, Any], trainer: Steps, settings: Watch, found: Checkpoint | None, watch: Stopwatch,
-    fresh: bool,
-) -> Timekeeper:  # fmt: skip
-    """Of a run that time set the epochs of (``known``: its facts); what its processes spent before this one counts."""
+    folder: Path, known: Mapping[str, Any] | None, trainer: Steps, settings: Watch, found: Checkpoint | None,
+    watch: Stopwatch, fresh: bool,
+) -> Timekeeper | None:  # fmt: skip
+    """Of a run that time set the epochs of (``known``: its facts); what its processes spent before this one counts. In
+    any case its steps are as they were revised."""
     table = trainer.timetable = Timetable.read(folder, trainer.steps)
+    if known is None:
+        return None
     if not fresh:
         saved = [float(found.rest.get("seconds", 0.0))] if found is not None else []
         watch.before = max([known["seconds"], *(r.seconds for r in table.revisions), *saved])

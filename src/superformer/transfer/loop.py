@@ -104,9 +104,8 @@ def _go(
     tell, per_epoch = teller(console), steps_per_epoch(len(data.train), settings.train.batch_size)
     found = newest_checkpoint(run.folder, world, tell)
     trainer = trainer or _trainer(settings, source, data, per_epoch, world, warm=found is None)
-    done, keeper = found.step if found is not None else 0, None
-    if (known := run.facts().get("time")) is not None:
-        keeper = timekeeper(run.folder, known, trainer, settings.watch, found, watch, fresh)
+    done = found.step if found is not None else 0
+    keeper = timekeeper(run.folder, run.facts().get("time"), trainer, settings.watch, found, watch, fresh)
     steps = trainer.timetable.steps(done)
     if found is not None:
         with files.understood(run.folder / CHECKPOINTS, f"delete the checkpoint of step {done} there"):
