@@ -169,6 +169,17 @@ def load_teachers(
     return out
 
 
+def untrained_teachers(names: Sequence[str], num_classes: int, sizes: str) -> list[Teacher]:
+    """The same networks, of timm without their weights: to count what they take."""
+    out = []
+    for name in names:
+        folder = Path(name).is_dir()
+        net: Any = load_network(name).net if folder else timm.create_model(name, num_classes=num_classes)
+        side = net.space.img_size if folder else net.default_cfg["input_size"][-1]
+        out.append(Teacher(net, torch.ones(3), torch.zeros(3), None if sizes == "student" else (side, side)))
+    return out
+
+
 def _timm_network(name: str, num_classes: int) -> tuple[nn.Module, Any]:
     """A network of timm with its published weights, and what timm says of them."""
     if not timm.is_model(name):

@@ -81,8 +81,7 @@ def products(params: Sequence[nn.Parameter], kept: Grads) -> Products:
         return Products()
     columns = zip(*(((a, b), (a, a), (b, b)) for _, a, b in both), strict=True)
     dots = torch.stack([torch.stack([torch.dot(*pair) for pair in column]) for column in columns])
-    dot, sub, sup = dots.tolist()  # one wait for the device
-    return Products(tuple(i for i, _, _ in both), tuple(dot), tuple(sub), tuple(sup))
+    return Products(tuple(i for i, _, _ in both), *map(tuple, read(dots)))
 
 
 @torch.no_grad()
@@ -131,14 +130,30 @@ def combine(
         torch._foreach_add_([g for g, _ in added], [k for _, k in added])
 
 
+def read(numbers: Tensor) -> Any:
+    """Numbers of the device as Python's, in one wait for it. The device without numbers, on which steps are planned,
+    gives zeros."""
+    return (torch.zeros(numbers.shape) if numbers.is_meta else numbers).tolist()
+
+
 @torch.no_grad()
-def clip(params: Iterable[nn.Parameter], limit: float | None) -> float:
-    """Scale the gradients such that their norm, all together, is at most ``limit``; returns the norm before. As
-    torch's, but nothing is written where nothing has to change."""
-    grads = [p.grad for p in params if p.grad is not None]
-    norm = float(nn.utils.get_total_norm(grads))
+def total_norm(params: Iterable[nn.Parameter]) -> Tensor:
+    """Of the gradients, all together."""
+    return nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+
+
+@torch.no_grad()
+def shrink(params: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
+    """Scale gradients of this norm such that it is at most ``limit``. As torch's, but nothing is written where nothing
+    has to change."""
     if limit is not None and norm > limit:
-        torch._foreach_mul_(grads, limit / (norm + 1e-6))
+        torch._foreach_mul_([p.grad for p in params if p.grad is not None], limit / (norm + 1e-6))
+
+
+def clip(params: Sequence[nn.Parameter], limit: float | None) -> float:
+    """Scale the gradients such that their norm is at most ``limit``; returns the norm before."""
+    norm = float(read(total_norm(params)))
+    shrink(params, norm, limit)
     return norm
 
 

@@ -113,7 +113,6 @@ class Trainer:
                 net.zero_grad()
             total += self._forward_backward(turn, parts, teacher_logits)
         self.world.mean_gradients(self.parameters)
-        loss = float(self.world.mean(total)) / len(turns)
 
         # 3. One gradient of the largest network's and the others', and how they conflict.
         conflict = None
@@ -124,7 +123,10 @@ class Trainer:
             conflict = optimizer.conflict(net, kept, known) if measure else None
             rule = "project" if project else "sum"
             optimizer.combine(self.parameters, kept, rule, settings.priority, settings.cap, known=known)
-        norm = optimizer.clip(self.parameters, settings.clip)
+        found = torch.stack([self.world.mean(total), optimizer.total_norm(self.parameters).to(total)])
+        loss, norm = optimizer.read(found)
+        loss /= len(turns)
+        optimizer.shrink(self.parameters, norm, settings.clip)
 
         # 4. Guard: what a bad step changed is taken back, and nothing is updated.
         if (bad := self.guard.judge(loss, norm)) is not None:

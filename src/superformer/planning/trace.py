@@ -1,0 +1,69 @@
+"""What a piece of work takes, found by doing it on tensors without numbers: every operation is seen, with the memory
+that is alive while it runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+VIEWS = {"view", "as_strided", "detach", "transpose", "permute", "slice", "select", "expand", "unsqueeze", "squeeze"}
+VIEWS |= {"split", "unbind", "aten.t.", "alias", "empty", "narrow"}
+"""Operations that start nothing on a device."""
+
+
+class Work(NamedTuple):
+    """Of one operation: floating-point operations of its multiplications, bytes that it reads and writes."""
+
+    flops: int
+    bytes: int
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watch the operations of a ``with``. ``peak``: the most bytes that were alive at once, of what was made and of the
+    tensors that were ``held`` before; ``work``: of all operations that a device has to start."""
+
+    def __init__(self, held: Iterable[Tensor] = ()):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive, self.now, self.peak = dict[int, int](), 0, 0
+        self.work: list[Work] = []
+        for tensor in held:
+            self.note(tensor)
+
+    def note(self, tensor: Tensor) -> None:
+        """A tensor that is alive; its memory counts once."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.alive:
+            return
+        self.alive[key] = storage.nbytes()
+        self.now += self.alive[key]
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self.alive.pop(key, 0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        for tensor in made:
+            self.note(tensor)
+        if not any(view in str(func) for view in VIEWS):
+            read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            count = flop_registry.get(func._overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=out) if count is not None else 0
+            self.work.append(Work(int(flops), sum(t.numel() * t.element_size() for t in (*read, *made))))
+        return out
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors; memory that several share counts once."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
