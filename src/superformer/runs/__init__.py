@@ -75,6 +75,7 @@ class Run:
                 "original.json",
                 "orders.json",
                 "minutes.json",
+                "teacher",
             }  # what fitting a pretrained network does
             entries = self.folder.iterdir() if self.folder.is_dir() else ()
             strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
