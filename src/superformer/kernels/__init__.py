@@ -41,6 +41,9 @@ def _checked(mode: str) -> str:
 
 
 _mode = _checked(os.environ.get(VARIABLE) or "auto")
+_elsewhere = False
+_forget: list[Callable[[], object]] = []
+"""What gives back memory that is kept."""
 KERNELS: dict[str, Kernel[..., Any]] = {}
 """All of them, by name."""
 
@@ -75,7 +78,28 @@ def using(mode: str, *names: str) -> Iterator[None]:
 
 def on_cpu(x: Tensor) -> bool:
     """Whether this runs on a CPU, operation by operation: what is cut to fit its caches is cut there only."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not _elsewhere and not torch.compiler.is_compiling()
+
+
+@contextmanager
+def rehearsing(elsewhere: bool) -> Iterator[None]:
+    """For work on tensors without numbers: no memory of theirs is kept for others. ``elsewhere``: as on another device,
+    whatever the tensors say."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, elsewhere
+    forget()
+    try:
+        with using("plain") if elsewhere else nullcontext():
+            yield
+    finally:
+        _elsewhere = before
+        forget()
+
+
+def forget() -> None:
+    """Give back all memory that is kept to be used again."""
+    for clear in _forget:
+        clear()
 
 
 def mixed(x: Tensor) -> bool:
@@ -146,6 +170,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._own = threading.local()
+        _forget.append(lambda: self._own.__dict__.clear())
 
     def __call__(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """A tensor of this shape that holds anything. The next call on the same thread gets the same memory."""
@@ -179,6 +204,7 @@ def remembered(make: Callable[..., T]) -> Callable[..., T]:
     """Tensors made once for the same arguments, but not in a trace (export, compilation), whose tensors must not be
     kept."""
     kept = functools.lru_cache(maxsize=64)(make)
+    _forget.append(kept.cache_clear)
 
     @functools.wraps(make)
     def wrapper(*args: Any) -> T:

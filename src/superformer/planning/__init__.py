@@ -8,29 +8,33 @@ long as its arithmetic, its bytes or its start, whatever is longest."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from superformer import data
 from superformer.cost import cost
 from superformer.errors import SuperformerError
+from superformer.families.network import Network
+from superformer.kernels import rehearsing
 from superformer.planning.devices import Devices
 from superformer.planning.trace import Trace, Work, size_of
 from superformer.recipes import Recipe, resolve, space_of
 from superformer.runs.processes import World
 from superformer.space import Space
+from superformer.space.schema import family
 from superformer.train.losses import untrained_teachers
-from superformer.train.preparation import build_trainer, count_steps
+from superformer.train.preparation import count_steps
 from superformer.train.step import Trainer
 
 IMAGENET_PICTURES, IMAGENET_CLASSES = 1_281_167, 1000
 """Of the papers' data, where no other are named."""
 LOOKED_AT = 64
 """Steps, spread over the training, that tell the mean work; the largest of them is traced."""
-META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -69,38 +73,85 @@ def _pictures(recipe: Recipe, space: Space, spec: str | None) -> tuple[int, int,
     return kept, IMAGENET_CLASSES, "ImageNet-1k (assumed: name yours with --data)"
 
 
-def traced(recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, processes: int = 1) -> Step:
-    """One step of one of several processes, the largest of some, on tensors without numbers."""
+class Nowhere(World):
+    """A process whose tensors have no numbers."""
+
+    def read(self, numbers: Tensor) -> Any:
+        return np.zeros(tuple(numbers.shape)).tolist()
+
+
+def traced(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, processes: int = 1, elsewhere: bool = True
+) -> Step:
+    """One step of one of several processes, the largest of some, on tensors without numbers: as on an accelerator
+    (``elsewhere``), or as on this machine's processor."""
     batch = recipe.train.batch_size
     if batch % processes:
         raise SuperformerError(f"a batch of {batch} cannot be shared equally by {processes} devices")
     share = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": batch // processes})})
-    with torch.device(META):
-        teachers = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
-    names = [str(k) for k in range(classes)]
-    trainer = build_trainer(share, space, names, steps, per_epoch, World(device=META), warm=False, teachers=teachers)
-    looked = sorted({round(k * (steps - 1) / (LOOKED_AT - 1)) for k in range(LOOKED_AT)})
-    macs = {n: _macs(trainer, n, batch // processes) for n in looked}
-    largest = max(looked, key=macs.__getitem__)
-    x = torch.empty(batch // processes, 3, trainer.cut_size, trainer.cut_size, device=META)
-    pictures = data.Batch(x, *(torch.empty(len(x), n, device=META) for n in (classes, 1)))
-    if share.mix.patches != "off":
-        grid = trainer.net.patch_grid(trainer.img_size)
-        pictures = replace(pictures, patches=torch.empty(len(x), grid**2, classes, device=META))
-    trainer.step(largest, pictures)  # the optimiser's moments are there afterwards
-    weights = size_of([*trainer.net.parameters(), *trainer.net.buffers()])
-    moments = [t for state in trainer.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-    ema = list(trainer.ema.module.state_dict().values()) if trainer.ema is not None else []
-    taught = [t for teacher in trainer.teachers for t in (*teacher.parameters(), *teacher.buffers())]
-    gradients = size_of([p.grad for p in trainer.parameters if p.grad is not None])
-    kept = [*trainer.net.parameters(), *trainer.net.buffers(), *moments, *ema, *taught]
-    with Trace([*kept, *(t for t in vars(pictures).values() if isinstance(t, Tensor))]) as trace:
-        trainer.step(largest, pictures)
-    memory = {"weights": weights, "gradients": gradients, "optimizer": size_of(moments)}
-    memory |= {"average": size_of(ema), "teachers": size_of(taught)}
+    with rehearsing(elsewhere), FakeTensorMode():
+        taught = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
+        single = share.model_copy(update={"train": share.train.model_copy(update={"ema": None})})  # it makes a copy
+        trainer = Trainer(_network(share, space, classes), single, steps, per_epoch, Nowhere(), taught)
+        if share.train.ema is not None:
+            trainer.ema = _Average(_network(share, space, classes))  # type: ignore[assignment]
+        looked = sorted({round(k * (steps - 1) / (LOOKED_AT - 1)) for k in range(LOOKED_AT)})
+        macs = {n: _macs(trainer, n, batch // processes) for n in looked}
+        largest = max(looked, key=macs.__getitem__)
+        pictures = _batch(trainer, classes)
+        trainer.step(largest, pictures)  # the optimiser's moments are there afterwards
+        held = _held(trainer)
+        memory = {name: size_of(tensors) for name, tensors in held.items()}
+        memory["gradients"] = size_of([p.grad for p in trainer.parameters if p.grad is not None])
+        given = [t for t in vars(pictures).values() if isinstance(t, Tensor)]
+        with Trace([*(t for tensors in held.values() for t in tensors), *given]) as trace:
+            trainer.step(largest, pictures)
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
-    memory["total"] = trace.peak
+    with_moments = [p for p in trainer.parameters if trainer.optimizer.state.get(p)]
+    each = memory["optimizer"] / max(size_of(with_moments), 1)  # in the end every weight has had its turn
+    memory["optimizer"] = round(each * size_of(trainer.parameters))
+    memory["total"] = sum(memory.values())
     return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs))
+
+
+class _Average:
+    """Averaged weights, which here is no copy: tensors without numbers have none."""
+
+    def __init__(self, module: Network):
+        self.module = module
+
+    @torch.no_grad()
+    def update(self, net: Network, step: int) -> None:
+        mine, theirs = ([t for t in m.state_dict().values() if t.is_floating_point()] for m in (self.module, net))
+        torch._foreach_lerp_(mine, theirs, weight=0.5)
+
+
+def _network(recipe: Recipe, space: Space, classes: int) -> Network:
+    """The supernet, whose weights need no values."""
+    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
+    net = family(space.family)(space, classes, recipe.sharing, **heads).set_drop_path(recipe.train.drop_path)
+    net.drop_rate = recipe.train.dropout
+    return net.train()
+
+
+def _batch(trainer: Trainer, classes: int) -> data.Batch:
+    """Pictures of a step."""
+    count, side = trainer.recipe.train.batch_size, trainer.cut_size
+    grid = trainer.net.patch_grid(trainer.img_size) if trainer.recipe.mix.patches != "off" else 0
+    x, target = torch.empty(count, 3, side, side), torch.empty(count, classes)
+    labels = torch.zeros(count, dtype=torch.int64)
+    return data.Batch(x, target, labels, torch.empty(count, grid**2, classes) if grid else None)
+
+
+def _held(trainer: Trainer) -> dict[str, list[Tensor]]:
+    """What is there between steps."""
+    moments = [t for state in trainer.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+    return {
+        "weights": [*trainer.net.parameters(), *trainer.net.buffers()],
+        "optimizer": moments,
+        "average": list(trainer.ema.module.state_dict().values()) if trainer.ema is not None else [],
+        "teachers": [t for teacher in trainer.teachers for t in (*teacher.parameters(), *teacher.buffers())],
+    }
 
 
 def _macs(trainer: Trainer, n: int, pictures: int) -> float:

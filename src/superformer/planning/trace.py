@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 VIEWS = {"view", "as_strided", "detach", "transpose", "permute", "slice", "select", "expand", "unsqueeze", "squeeze"}
-VIEWS |= {"split", "unbind", "aten.t.", "alias", "empty", "narrow"}
+VIEWS |= {"split", "unbind", "aten.t.", "alias", "empty", "narrow", "prim.device"}
 """Operations that start nothing on a device."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -68,6 +68,10 @@ class World:
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
+
+    def read(self, numbers: Tensor) -> Any:
+        """Numbers of the device as Python's: whoever calls waits until it has computed them."""
+        return numbers.tolist()
 
     def wait(self) -> None:
         """Until all processes are here."""

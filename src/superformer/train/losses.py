@@ -104,14 +104,14 @@ class Teacher(nn.Module):
     teaches the largest network; released: the mean of two ResNeXt-101), in eval mode, on pictures that were cut and
     normalised for another network: it gets them normalised and, if it has a ``size``, resized as it was made for."""
 
-    def __init__(self, net: nn.Module, scale: Tensor, shift: Tensor, size: tuple[int, int] | None):
+    def __init__(self, net: nn.Module, scale: Sequence[float], shift: Sequence[float], size: tuple[int, int] | None):
         super().__init__()
         self.net, self.size = net.eval().requires_grad_(False), size
         self.scale: Tensor
         self.shift: Tensor
-        self.register_buffer("scale", scale.view(-1, 1, 1))
-        self.register_buffer("shift", shift.view(-1, 1, 1))
-        self.same = torch.allclose(scale, torch.ones(())) and torch.allclose(shift, torch.zeros(()), atol=1e-6)
+        self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1))
+        self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1))
+        self.same = all(abs(s - 1) < 1e-5 for s in scale) and all(abs(s) < 1e-6 for s in shift)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def load_teachers(
         (m, s), (to_m, to_s) = (tuple(torch.tensor(v, dtype=torch.float32) for v in p) for p in ((mean, std), own))
         if m.shape != to_m.shape:
             raise SuperformerError(f"a teacher for pictures of {len(to_m)} channels cannot see pictures of {len(m)}")
-        out.append(Teacher(net, s / to_s, (m - to_m) / to_s, size))
+        out.append(Teacher(net, (s / to_s).tolist(), ((m - to_m) / to_s).tolist(), size))
     return out
 
 
@@ -176,7 +176,7 @@ def untrained_teachers(names: Sequence[str], num_classes: int, sizes: str) -> li
         folder = Path(name).is_dir()
         net: Any = load_network(name).net if folder else timm.create_model(name, num_classes=num_classes)
         side = net.space.img_size if folder else net.default_cfg["input_size"][-1]
-        out.append(Teacher(net, torch.ones(3), torch.zeros(3), None if sizes == "student" else (side, side)))
+        out.append(Teacher(net, (1.0,) * 3, (0.0,) * 3, None if sizes == "student" else (side, side)))
     return out
 
 

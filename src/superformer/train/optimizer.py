@@ -7,7 +7,7 @@ Then both are joined: added, or with the component of one that works against the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class GradientMemory:
         return kept
 
 
+Read = Callable[[Tensor], Any]
+"""Numbers of the device as Python's, in one wait for it."""
+
+
 @dataclass(frozen=True)
 class Products:
     """Inner products of the two gradients of each parameter that has both (``at`` is its index): with each other, and
@@ -69,7 +73,7 @@ class Products:
 
 
 @torch.no_grad()
-def products(params: Sequence[nn.Parameter], kept: Grads) -> Products:
+def products(params: Sequence[nn.Parameter], kept: Grads, read: Read = Tensor.tolist) -> Products:
     """The inner products that projection and the measure of conflict need."""
 
     def flat(x: Tensor) -> Tensor:
@@ -130,12 +134,6 @@ def combine(
         torch._foreach_add_([g for g, _ in added], [k for _, k in added])
 
 
-def read(numbers: Tensor) -> Any:
-    """Numbers of the device as Python's, in one wait for it. The device without numbers, on which steps are planned,
-    gives zeros."""
-    return (torch.zeros(numbers.shape) if numbers.is_meta else numbers).tolist()
-
-
 @torch.no_grad()
 def total_norm(params: Iterable[nn.Parameter]) -> Tensor:
     """Of the gradients, all together."""
@@ -150,7 +148,7 @@ def shrink(params: Iterable[nn.Parameter], norm: float, limit: float | None) -> 
         torch._foreach_mul_([p.grad for p in params if p.grad is not None], limit / (norm + 1e-6))
 
 
-def clip(params: Sequence[nn.Parameter], limit: float | None) -> float:
+def clip(params: Sequence[nn.Parameter], limit: float | None, read: Read = Tensor.tolist) -> float:
     """Scale the gradients such that their norm is at most ``limit``; returns the norm before."""
     norm = float(read(total_norm(params)))
     shrink(params, norm, limit)

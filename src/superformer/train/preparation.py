@@ -27,7 +27,7 @@ from superformer.space.costs import skeleton
 from superformer.space.schema import family
 from superformer.spaces import supernet
 from superformer.train.display import watched
-from superformer.train.losses import Teacher, load_teachers
+from superformer.train.losses import load_teachers
 from superformer.train.optimizer import check_no_decay
 from superformer.train.sampling import measured_identity
 from superformer.train.step import Trainer
@@ -101,10 +101,10 @@ def recipe_skeleton(recipe: Recipe, num_classes: int) -> Network:
 
 def build_trainer(
     recipe: Recipe, space: Space, classes: Sequence[str], steps: int, steps_per_epoch: int, world: World, *,
-    warm: bool = True, tell: Tell = lambda text: None, teachers: Sequence[Teacher] | None = None,
+    warm: bool = True, tell: Tell = lambda text: None,
 ) -> Trainer:  # fmt: skip
     """The network and the trainer that a recipe describes, before the first step; ``warm``: with the weights that the
-    recipe starts from (a run that goes on has its own); ``teachers``: other ones than the recipe's."""
+    recipe starts from (a run that goes on has its own)."""
     settings = recipe.train
     if recipe.mix.patches != "off" and not family(space.family).patch_head_possible:
         needed = "networks with a patch head (family vit_res)"
@@ -118,9 +118,8 @@ def build_trainer(
             f"a batch of {settings.batch_size} cannot be shared equally by {networks} networks, {world.size} processes"
             f" and {settings.accumulate} parts: change train.batch_size or sampling.networks"
         )
-    if teachers is None:
-        how = recipe.data.mean, recipe.data.std, classes, recipe.loss.teacher_size != "student"
-        teachers = load_teachers(recipe.loss.teachers, len(classes), *how)
+    how = recipe.data.mean, recipe.data.std, classes, recipe.loss.teacher_size != "student"
+    teachers = load_teachers(recipe.loss.teachers, len(classes), *how)
     if recipe.loss.teacher_size == "larger" and recipe.mix.patches != "off":
         raise SuperformerError("loss.teacher_size=larger does not go with token labelling: set mix.patches=off")
     if recipe.loss.features and not (teachers and all(isinstance(t.net, Network) for t in teachers)):

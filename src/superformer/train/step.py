@@ -118,13 +118,13 @@ class Trainer:
         conflict = None
         if kept is not None:
             if settings.clip_subnets is not None:
-                optimizer.clip(self.parameters, settings.clip_subnets)
-            known = optimizer.products(self.parameters, kept) if project or measure else None
+                optimizer.clip(self.parameters, settings.clip_subnets, self.world.read)
+            known = optimizer.products(self.parameters, kept, self.world.read) if project or measure else None
             conflict = optimizer.conflict(net, kept, known) if measure else None
             rule = "project" if project else "sum"
             optimizer.combine(self.parameters, kept, rule, settings.priority, settings.cap, known=known)
         found = torch.stack([self.world.mean(total), optimizer.total_norm(self.parameters).to(total)])
-        loss, norm = optimizer.read(found)
+        loss, norm = self.world.read(found)
         loss /= len(turns)
         optimizer.shrink(self.parameters, norm, settings.clip)
 
