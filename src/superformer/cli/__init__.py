@@ -1,7 +1,8 @@
 """The command line. It reads words, calls the library and prints; it holds no logic of its own.
 
 `arguments` has what commands share, `fit` the way from a pretrained network to faster ones, `find` from pictures to a
-network, `transfer` from a network to other tasks, `use` what is published or found, `devices` measuring elsewhere."""
+network, `transfer` from a network to other tasks, `use` what is published or found, `devices` measuring elsewhere,
+`plan` what a training will take."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import sys
 
 import typer
 
-from superformer.cli import devices, find, fit, transfer, use
+from superformer.cli import devices, find, fit, plan, transfer, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError, shown
 from superformer.progress import note_begin, note_interrupts, take_begin
 
-__all__ = ["app", "devices", "find", "fit", "main", "transfer", "use"]
+__all__ = ["app", "devices", "find", "fit", "main", "plan", "transfer", "use"]
 
 
 def _out_of_memory(error: Exception) -> bool:

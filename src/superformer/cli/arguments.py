@@ -49,6 +49,8 @@ DrawFile = Annotated[Word, _opt("--draw", "FILE.svg", "Write a picture of the ne
 ScaledMacs = Annotated[Word, _opt("--macs", "600M", "With NAME: scaled uniformly to these multiply-accumulates.")]
 ScaledParams = Annotated[Word, _opt("--params", "5M", "With NAME: scaled uniformly to these parameters.")]
 RecipeName = Annotated[str, _opt("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")]
+PlanData = Annotated[Word, _opt("--data", "SPEC", "Your pictures; without it, those of ImageNet-1k are counted.")]
+PlanDevices = Annotated[str, _opt("--devices", "8xA100-80GB", "How many, and of which kind.")]
 DataSpec = Annotated[str, _opt("--data", "SPEC", DATA)]
 RunFolder = Annotated[str, _opt("--run", "DIR", "The folder of the run.")]
 Changes = Annotated[Words, _arg("[KEY=VALUE]...", "Settings to change, such as train.epochs=10.")]

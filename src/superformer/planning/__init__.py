@@ -7,7 +7,8 @@ long as its arithmetic, its bytes or its start, whatever is longest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from superformer.families.network import Network
 from superformer.kernels import rehearsing
 from superformer.planning.devices import Devices
 from superformer.planning.trace import Trace, Work, size_of
-from superformer.recipes import Recipe, resolve, space_of
+from superformer.recipes import Recipe, from_tree, resolve, space_of
 from superformer.runs.processes import World
 from superformer.space import Space
 from superformer.space.schema import family
@@ -57,10 +58,37 @@ def plan(
     pictures, classes, known = _pictures(settings, space, data_spec)
     per_epoch = data.steps_per_epoch(pictures, settings.train.batch_size)
     steps = count_steps(settings, per_epoch)
-    step = traced(settings, space, classes, steps, per_epoch, own.count)
-    return _told(settings, own, step, steps, per_epoch) | {
-        "recipe": settings.name, "pictures": pictures, "data": known, "classes": classes,
-    }  # fmt: skip
+    how = space, classes, steps, per_epoch, own
+    found = _told(settings, own, traced(settings, *how[:4], own.count), steps, per_epoch)
+    found |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
+    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how))}
+
+
+def _that_fit(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices
+) -> Iterator[dict[str, Any]]:
+    """What to change where memory is too small: the fewest words of each kind that are enough."""
+    share = recipe.train.batch_size // devices.count
+    halves = [f"train.accumulate={2**k}" for k in range(1, share.bit_length()) if share % 2**k == 0]
+    for words in (
+        (),
+        ("train.amp=bfloat16",),
+        ("train.recompute=true",),
+        ("train.amp=bfloat16", "train.recompute=true"),
+    ):
+        if "train.amp=bfloat16" in words and not devices.device.bfloat16:
+            continue
+        for more in ((), *((half,) for half in halves)):
+            if not (words or more):
+                continue
+            with suppress(SuperformerError):  # batches that cannot be cut like this
+                changed = from_tree(recipe.model_dump(mode="json"), recipe.name, [*words, *more])
+                found = _told(
+                    changed, devices, traced(changed, space, classes, steps, per_epoch, devices.count), steps, per_epoch
+                )
+                if found["fits"]:
+                    yield {"words": [*words, *more], "total": found["memory"]["total"], "hours": found["hours"]}
+                    break
 
 
 def _pictures(recipe: Recipe, space: Space, spec: str | None) -> tuple[int, int, str]:
@@ -131,6 +159,7 @@ def _network(recipe: Recipe, space: Space, classes: int) -> Network:
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
     net = family(space.family)(space, classes, recipe.sharing, **heads).set_drop_path(recipe.train.drop_path)
     net.drop_rate = recipe.train.dropout
+    net.set_grad_checkpointing(recipe.train.recompute)
     return net.train()
 
 

@@ -132,6 +132,7 @@ def build_trainer(
     net = supernet(space, len(classes), recipe.sharing, recipe.seed, **drops, **heads)
     if warm and (report := from_settings(net, recipe.start)) is not None:
         tell(report.text())
+    net.set_grad_checkpointing(settings.recompute)
     net.to(world.device).train()
     if settings.sync_norm and world.size > 1:
         synchronise(net)

@@ -1,0 +1,148 @@
+"""What a training will take: the work of a step is what torch counts, its memory what is alive, times follow the
+table; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers.training import recipe
+from torch.utils.flop_counter import FlopCounterMode
+
+from superformer import kernels
+from superformer.cost import cost
+from superformer.errors import SuperformerError
+from superformer.planning import plan, traced
+from superformer.planning.devices import Devices, published
+from superformer.planning.trace import Trace, Work, size_of
+from superformer.recipes import names, resolve, space_of
+from superformer.runs.processes import World
+from superformer.train.preparation import build_trainer
+
+LAPTOP = [name for name in names() if name.endswith("-laptop")]
+
+
+def test_memory_is_what_is_alive_at_once():
+    """Views cost nothing, what is forgotten is free again, memory that is shared counts once."""
+    held = torch.empty(100)
+    with Trace([held, held[:10]]) as trace:
+        a = torch.ones(1000)
+        assert trace.now == 4 * 1100
+        b = a.view(10, 100)[3:]
+        assert trace.now == 4 * 1100
+        c = b * 2
+        assert trace.now == 4 * 1800
+        del a, b
+        assert trace.now == 4 * 800
+        del c
+    assert (trace.now, trace.peak) == (4 * 100, 4 * 1800)
+    assert size_of([held, held[:10], torch.empty(5)]) == 4 * 105
+
+
+def test_work_is_what_torch_counts():
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(8, 16)
+    with FlopCounterMode(display=False) as counted, Trace() as trace:
+        (x @ w).relu().sum().backward()
+    assert sum(w.flops for w in trace.work) == counted.get_total_flops() == 2 * 2 * 4 * 8 * 16
+    assert len([w for w in trace.work if w.flops]) == 2
+    first = next(w for w in trace.work if w.flops)
+    assert first.bytes == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_every_recipe_is_planned(name):
+    """On an accelerator and on a processor; with weights, moments and gradients of its own networks."""
+    own = resolve(name)
+    space = space_of(own)
+    step = traced(own, space, 10, 40, 20)
+    real = build_trainer(own, space, [str(k) for k in range(10)], 40, 20, World(), warm=False)
+    assert step.memory["weights"] == size_of([*real.net.parameters(), *real.net.buffers()])
+    moments = {"adamw": 2, "sgd": 1}.get(own.optimizer.name, 2)
+    assert step.memory["optimizer"] == pytest.approx(moments * size_of(real.parameters), rel=0.01, abs=4096)
+    assert 0 < step.memory["gradients"] <= size_of(real.parameters)
+    assert step.memory["total"] == sum(v for k, v in step.memory.items() if k != "total")
+    assert step.memory["activations"] > 0
+    assert step.mean <= step.macs
+    # forward and backward of what is multiplied, and no more than some of it again
+    flops = sum(w.flops for w in step.work)
+    assert flops == pytest.approx(2 * 3 * step.macs, rel=0.35)
+
+
+def test_a_step_of_one_network_has_three_times_its_work():
+    """A network without convolutions and windows: forward, and twice as much backward, but for the pictures'."""
+    own = resolve("vitas-deit-laptop", ["train.ema=null"])
+    space = space_of(own)
+    step = traced(own, space, 10, 10, 10)
+    assert sum(w.flops for w in step.work) == pytest.approx(6 * step.macs, rel=0.08)
+    macs = float(cost(space, [space.largest()], 10).macs[0]) * own.train.batch_size
+    assert step.macs <= macs
+
+
+def test_more_devices_share_a_batch_and_less_memory_is_found():
+    whole = plan("vit-resnas-laptop", "digits", "1xA100-80GB")
+    shared = plan("vit-resnas-laptop", "digits", "2xA100-80GB")
+    assert whole["steps"] == shared["steps"]
+    assert shared["memory"]["activations"] < 0.6 * whole["memory"]["activations"]
+    assert shared["bytes_sent_a_step"] == shared["memory"]["gradients"]
+    assert whole["bytes_sent_a_step"] == 0
+    assert set(whole["memory"]) >= {"weights", "gradients", "optimizer", "activations", "total"}
+    json.dumps(whole)
+    for words in (["train.recompute=true"], ["train.amp=bfloat16"], ["train.accumulate=2"]):
+        less = plan("vitas-deit-laptop", "digits", "1xA100-80GB", words)["memory"]["activations"]
+        assert less < 0.8 * plan("vitas-deit-laptop", "digits", "1xA100-80GB")["memory"]["activations"], words
+
+
+def test_what_does_not_fit_and_what_would(monkeypatch):
+    small = published()["T4-16GB"]
+    own = plan("vitas-deit-laptop", "digits", "1xT4-16GB")
+    tiny = Devices(1, type(small)(**{**vars(small), "memory": 0.8 * own["memory"]["total"]}))
+    monkeypatch.setattr(Devices, "read", staticmethod(lambda text: tiny))
+    found = plan("vitas-deit-laptop", "digits", "tiny")
+    assert not found["fits"]
+    assert found["changes"]
+    for row in found["changes"]:
+        assert row["total"] <= tiny.device.usable
+        assert not any("bfloat16" in word for word in row["words"])  # which it does not have
+
+
+def test_times_follow_the_table():
+    device = published()["A100-80GB"]
+    assert device.seconds([Work(0, 0)]) == 1 / device.starts
+    assert device.seconds([Work(10**15, 0)]) == pytest.approx(1e15 / (device.single * device.reached))
+    assert device.seconds([Work(10**15, 0)], half=True) == pytest.approx(1e15 / (device.half * device.reached))
+    assert device.seconds([Work(0, 10**12)]) == pytest.approx(1e12 / (device.bandwidth * device.reached))
+    for device in published().values():
+        assert 1e10 < device.memory < 1e12
+        assert 1e12 < device.single <= device.half < 1e16
+    for text in ("8xA100", "0xA100-80GB", "many", ""):
+        with pytest.raises(SuperformerError, match="devices are written as 8xA100-80GB"):
+            Devices.read(text)
+    assert str(Devices.read("a100-80gb")) == "1xA100-80GB"
+
+
+def test_nothing_is_left_behind(tmp_path):
+    """A network trains as ever after a plan in the same process: no memory without numbers is used again."""
+    from superformer.train.loop import train
+
+    plan(recipe(tmp_path), "digits")
+    assert kernels.mode() == "auto"
+    run = train(recipe(tmp_path), "digits", tmp_path / "run", "train.epochs=0.2")
+    assert run.supernet_file.exists()
+
+
+def test_recomputed_blocks_give_the_same_gradients():
+    def gradients(word: str) -> list[torch.Tensor]:
+        own = resolve("vitas-deit-laptop", [word, "train.drop_path=0.2", "train.ema=null"])
+        space = space_of(own)
+        trainer = build_trainer(own, space, [str(k) for k in range(10)], 10, 10, World(), warm=False)
+        from superformer.planning import _batch
+
+        batch = _batch(trainer, 10)
+        batch.x.normal_(generator=torch.Generator().manual_seed(0))
+        batch.target.fill_(0.1)
+        trainer.step(0, batch)
+        return [p.detach().clone() for p in trainer.parameters]
+
+    for a, b in zip(gradients("train.recompute=false"), gradients("train.recompute=true"), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
