@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from superformer.errors import SuperformerError, nearest, shown
 
 Runtime = Literal["eager", "compiled", "onnx"]
+DEVICE, DEVICES = "SUPERFORMER_DEVICE", ("auto", "cpu", "cuda", "mps", "xpu")
+"""The variable that names what computes, and what it may name."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """What runs networks: torch as it is, torch.compile, ONNX Runtime."""
 INT8 = ("dynamic", "static")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from superformer.errors import SuperformerError, amount
-from superformer.settings import INT8
+from superformer.errors import SuperformerError, amount, nearest
+from superformer.settings import DEVICE, DEVICES, INT8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,15 @@ def _opt(flag: str, metavar: str, told: str) -> Any:
 
 def _arg(metavar: str, told: str) -> Any:
     return typer.Argument(metavar=metavar, help=told)
+
+
+def _use_device(name: str) -> str:
+    """Whoever joins the processes of a run finds it there (`superformer.runs.processes`)."""
+    if name not in DEVICES:
+        raise SuperformerError(f"unknown device {name!r}: {nearest(name, DEVICES)}")
+    if name != "auto":
+        os.environ[DEVICE] = name
+    return name
 
 
 FOLDERS = "a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH"
@@ -94,6 +104,9 @@ FitRuntime = Annotated[
     str, typer.Option("--runtime", help="What times are measured in: eager (torch), compiled, or onnx (ONNX Runtime).")
 ]
 FrontNetworks = Annotated[int, typer.Option("--networks", min=1, max=50, help="Networks to train in the end.")]
+Device = Annotated[
+    str, typer.Option("--device", callback=_use_device, help=f"What computes: {', '.join(DEVICES)}.", metavar="KIND")
+]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 
 

@@ -27,7 +27,7 @@ from superformer.settings import read_amount, read_bytes, read_key_value, read_s
 @app.command()
 def train(
     recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, hours: arg.Hours = None,
-    minutes: arg.Minutes = None, changes: arg.Changes = None,
+    minutes: arg.Minutes = None, changes: arg.Changes = None, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
 
@@ -48,7 +48,10 @@ def train(
 
 
 @app.command()
-def evolve_space(recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None) -> None:
+def evolve_space(
+    recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None,
+    device: arg.Device = "auto",
+) -> None:  # fmt: skip
     """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space,
     and again.
 
@@ -72,7 +75,7 @@ def search(
     run: arg.RunFolder, macs_max: arg.MacsMax = None, params_max: arg.ParamsMax = None,
     latency_max: arg.LatencyMax = None, memory_max: arg.MemoryMax = None, throughput_min: arg.ThroughputMin = None,
     cost_max: arg.CostMax = None, method: arg.MethodName = None, hours: arg.Hours = None, minutes: arg.Minutes = None,
-    changes: arg.Changes = None, as_json: arg.Json = False,
+    changes: arg.Changes = None, as_json: arg.Json = False, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Find the best sub-networks of a trained supernet within limits. Killed, the same words go on; nothing is
     evaluated twice.
@@ -112,7 +115,7 @@ def search(
 @app.command()
 def retrain(
     run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, hours: arg.Hours = None,
-    minutes: arg.Minutes = None, changes: arg.Changes = None, as_json: arg.Json = False,
+    minutes: arg.Minutes = None, changes: arg.Changes = None, as_json: arg.Json = False, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.
@@ -155,7 +158,7 @@ def retrain(
 @app.command(name="eval")
 def evaluate(
     run: arg.RunFolder, arch: arg.ArchNames = None, split: arg.Split = "test", scales: arg.Scales = False,
-    as_json: arg.Json = False,
+    as_json: arg.Json = False, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """The accuracy of sub-networks of a trained supernet, with the weights they inherit; of a transfer, the task's
     metrics.
@@ -177,7 +180,9 @@ def evaluate(
 
 
 @app.command()
-def analyse(run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Json = False) -> None:
+def analyse(
+    run: arg.RunFolder, words: arg.AnalysisParts = None, as_json: arg.Json = False, device: arg.Device = "auto"
+) -> None:
     """What a run tells about its method: error distributions (also by the number of blocks), rank correlations,
     conflicts, distances and maps of attention, seeds.
 

@@ -15,7 +15,7 @@ def fit(
     macs_max: arg.MacsMax = None, speed_up: arg.SpeedUp = 2.0, networks: arg.FrontNetworks = 3,
     hours: arg.Hours = None, minutes: arg.Minutes = None, checkpoint: arg.Checkpoint = None,
     img_size: arg.ImgSize = None, runtime: arg.FitRuntime = "eager", changes: arg.Changes = None,
-    as_json: arg.Json = False,
+    as_json: arg.Json = False, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Fit a pretrained network to your pictures and your device: a front of faster networks that still know what it
     knew. Killed, the same words go on.

@@ -261,7 +261,7 @@ def resume(run: arg.RunFolder) -> None:
 
 
 @app.command()
-def demo(run: arg.RunFolder = "runs/demo") -> None:
+def demo(run: arg.RunFolder = "runs/demo", device: arg.Device = "auto") -> None:
     """Everything on the embedded digits: evolve the space, train, search, retrain, compare, export, report. About five
     minutes.
 

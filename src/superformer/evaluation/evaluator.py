@@ -22,12 +22,13 @@ from superformer.cost import cost
 from superformer.data.augment import normalise
 from superformer.elastic.conv import BatchNorm, recalibrate
 from superformer.errors import SuperformerError, nearest
-from superformer.evaluation.prefix_tree import grow, prefix_order, walk
+from superformer.evaluation.prefix_tree import Node, grow, prefix_order, walk
 from superformer.families.network import Network
+from superformer.kernels import precision
 from superformer.recipes import Recipe
 from superformer.recipes.settings import Data
 from superformer.runs import Run
-from superformer.runs.processes import synchronise
+from superformer.runs.processes import device_here, synchronise
 from superformer.runs.storage import load_supernet
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -143,7 +144,7 @@ class Evaluator:
 
     ``calibration``: batches of training pictures, on which the statistics of batch norms are estimated for each
     network; needed where there are any. With several ``sides`` (bilateral sharing) the score is the mean of theirs, as
-    ViTAS scores. ``pictures``: how many there are, which only races need."""
+    ViTAS scores. ``pictures``: how many there are, which only races need; ``amp``: the precision they are seen in."""
 
     def __init__(
         self,
@@ -152,8 +153,9 @@ class Evaluator:
         calibration: Sequence[Tensor] = (),
         sides: Sequence[str] = ("left",),
         pictures: int | None = None,
+        amp: str = "off",
     ):
-        self.net, self.calibration = net, tuple[Tensor, ...]()
+        self.net, self.calibration, self.amp = net, tuple[Tensor, ...](), amp
         if needs_recalibration(net):
             if not calibration:
                 raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
@@ -187,7 +189,7 @@ class Evaluator:
         known = len(part) if limit is None else min(limit, len(part))
         known *= count_copies(recipe.data, img_size) if varied else 1
         some = calibration_batches(pictures, recipe, img_size, device) if needs_recalibration(net) else ()
-        return Evaluator(net, batches, tuple(some), sides_of(net, recipe), known)
+        return Evaluator(net, batches, tuple(some), sides_of(net, recipe), known, recipe.train.amp)
 
     def __call__(self, archs: Sequence[Arch]) -> list[float]:
         return [score.accuracy for score in self.scores(archs)]
@@ -206,7 +208,9 @@ class Evaluator:
         return [found[k] for k in range(len(archs))]
 
     def _one_tree(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
-        right, loss = torch.zeros(2, len(archs), dtype=torch.float64)
+        device = next(self.net.parameters()).device
+        exact = torch.float32 if device.type == "mps" else torch.float64  # counts, which both hold
+        right, loss = torch.zeros(2, len(archs), dtype=exact, device=device)  # read when all is done
         left, seen = set(range(len(archs))), 0
         for side in self.sides:
             root = None
@@ -215,12 +219,12 @@ class Evaluator:
                 if root is None:
                     root = grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
                 if race is not None and self.pictures:
-                    left -= race.lost(right, seen, len(self.sides) * self.pictures)
+                    left -= race.lost(right.cpu(), seen, len(self.sides) * self.pictures)
                     if not root.prune(left):
                         break
-                for k, logits in walk(root, x, calibration):
-                    right[k] += float((logits.argmax(1) == labels).sum())
-                    loss[k] += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+                for k, logits in self._walk(root, x, calibration):
+                    right[k] += (logits.argmax(1) == labels).sum()
+                    loss[k] += F.cross_entropy(logits.float(), labels, reduction="sum")
                 seen += len(labels)
         pairs = (torch.stack([right, loss], 1) / max(seen, 1)).tolist()
         return [Score(*pair) if k in left else Score(math.nan, math.nan) for k, pair in enumerate(pairs)]
@@ -236,13 +240,17 @@ class Evaluator:
                     calibration = self.calibration if root is None else ()
                     root = root or grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
                     out = torch.zeros(len(archs), len(labels), dtype=torch.float64)
-                    for k, logits in walk(root, x, calibration):
+                    for k, logits in self._walk(root, x, calibration):
                         out[k] = (logits.argmax(1) == labels).double()
                     columns.append(out)
                 found.append(torch.cat(columns, 1))
         finally:
             self.net.train(was)
         return torch.stack(found).mean(0)
+
+    def _walk(self, root: Node, x: Tensor, calibration: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        with precision(x.device, self.amp):
+            yield from walk(root, x, calibration)
 
     def _laps(self, race: Race | None) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches; for a race in smaller parts, after each of which some can be stopped."""
@@ -267,9 +275,10 @@ class TrainedRun:
     def of(
         cls, run: Run, net: Network | None = None, img_size: int | None = None, device: torch.device | None = None
     ) -> Self:
-        """``net``: if not the run's supernet; ``img_size``: if not that of its training. Pictures that changed since
-        are refused."""
+        """``net``: if not the run's supernet; ``img_size``: if not that of its training; ``device``: if not that of
+        this process. Pictures that changed since are refused."""
         run.require_trained()
+        device = device_here() if device is None else device
         recipe, size = run.recipe(), img_size or int(run.facts()["img_size"])
         pictures = data.load(run.facts()["data"], recipe.data, size)
         run.require_pictures(pictures.fingerprint)

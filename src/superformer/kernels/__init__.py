@@ -219,9 +219,9 @@ def remembered(make: Callable[..., T]) -> Callable[..., T]:
 # --- devices ---
 
 
-def precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Operations in this precision where that is safe (autocast); None: as the tensors are."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+def precision(device: torch.device, name: str) -> AbstractContextManager[Any]:
+    """Operations in bfloat16 or float16 where that is safe (autocast); ``off``: as the tensors are."""
+    return nullcontext() if name == "off" else torch.autocast(device.type, getattr(torch, name))
 
 
 def finished(x: Tensor) -> None:

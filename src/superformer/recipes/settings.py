@@ -194,7 +194,7 @@ class Train(Length):
     drop_path: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.0, ge=0, lt=1, description="of what the classifier reads (NASViT, table 5)")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation and search")
-    amp: Annotated[Literal["off", "bfloat16"], OFF] = "off"
+    amp: Annotated[Literal["off", "bfloat16", "float16"], OFF] = "off"
     recompute: bool = Field(False, description="blocks again in the backward pass: less memory, a third more time")
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's; 1 is best for small networks")
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")

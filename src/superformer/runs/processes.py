@@ -18,12 +18,30 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from superformer.elastic.conv import SYNCED
+from superformer.errors import SuperformerError
+from superformer.settings import DEVICE
 
 T = TypeVar("T")
 BUCKET = 8 * 2**20
 """Elements that travel together."""
+BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+"""What carries tensors between devices of a kind; between all others gloo does."""
 _joins, _works = count(), count()
 """Of meetings of processes, and of work that they share: all begin the same ones in the same order."""
+
+
+def device_here() -> torch.device:
+    """The device of this process: the kind that is asked for (`DEVICE`), or the accelerator that torch finds, else the
+    processor; of several the one that torchrun's local rank says."""
+    name, local = os.environ.get(DEVICE) or "auto", int(os.environ.get("LOCAL_RANK", 0))
+    found = torch.accelerator.current_accelerator(check_available=True) if torch.accelerator.is_available() else None
+    kind = found.type if found is not None else "cpu"
+    if name not in ("auto", "cpu", kind):
+        what = f"torch {torch.__version__} sees {'the processor alone' if found is None else kind}"
+        raise SuperformerError(f"there is no device {name!r} here ({what}): --device auto takes what there is")
+    if name == "cpu" or found is None:
+        return torch.device("cpu")
+    return torch.device(kind, local) if kind in BACKENDS else torch.device(kind)
 
 
 @dataclass(frozen=True)
@@ -40,16 +58,15 @@ class World:
     @staticmethod
     def join() -> World:
         """The world that torchrun has set up, or a world of one."""
-        rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-        device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-        if torch.cuda.is_available():
-            torch.cuda.set_device(device)
+        rank, size, device = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), device_here()
+        if device.index is not None:
+            torch.accelerator.set_device_index(device.index)
         if size > 1 and not dist.is_initialized():
             store, _, _ = next(rendezvous("env://"))
             # torchrun keeps its store when it starts the processes again (--max-restarts): by the old keys in it the
             # new ones would call those that are gone, and wait
             attempt = f"superformer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            backend = BACKENDS.get(device.type, "gloo")
             dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
         return World(rank, size, device)
 
@@ -65,9 +82,15 @@ class World:
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """torch's own generators, of the processor and of the device, with this seed; afterwards as they were."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        kind = self.device.type
+        several = [self.device] if kind in BACKENDS else []  # kinds of which there may be more than one
+        words = {"device_type": kind} if several else {}
+        single = torch.mps.get_rng_state() if kind == "mps" else None
+        with torch.random.fork_rng(several, **words):
             torch.manual_seed(seed)
             yield
+        if single is not None:
+            torch.mps.set_rng_state(single)
 
     def read(self, numbers: Tensor) -> Any:
         """Numbers of the device as Python's: whoever calls waits until it has computed them."""
@@ -102,9 +125,14 @@ class World:
 
     def first_says(self, value: float) -> float:
         """The first one's number, in all processes."""
-        told = torch.tensor([value], dtype=torch.float64, device=self.device)
+        told = torch.tensor([value], dtype=torch.float64, device=self.carrier)
         self.spread([told])
         return float(told)
+
+    @property
+    def carrier(self) -> torch.device:
+        """Where numbers lie that processes exchange: gloo's are the processor's, and not every device has float64."""
+        return self.device if self.device.type in BACKENDS else torch.device("cpu")
 
     def mean_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Average gradients, many small ones in one message. All ran the same sub-networks, and have the same."""

@@ -165,7 +165,7 @@ class FewFirst:
         """The scores (n, 2) of those that are known without a race: what a race saw to the end, it finds again part by
         part, as it did when it had not seen all yet."""
         world, found = self.main.world, torch.full((len(archs), 2), math.nan, dtype=torch.float64)
-        found = found.to(world.device)
+        found = found.to(world.carrier)
         if self.main.history is not None and self.parts[0].history is not None:
             paths = [a.path for a in archs]
             whole, raced = self.main.history.get(paths), self.parts[0].history.get(paths)
@@ -201,7 +201,7 @@ def _order(trained: TrainedRun, main: Scorer, world: World, history: History | N
     first process asks it, once."""
     judge, space = main.evaluator, trained.space
     assert judge.pictures is not None
-    told = torch.zeros(judge.pictures, dtype=torch.float64, device=world.device)
+    told = torch.zeros(judge.pictures, dtype=torch.float64, device=world.carrier)
     if history is not None:
         panel = (space.smallest(), space.largest(), *space.sample(PANEL - 2, seed=0))
         archs = list({arch.path: arch for arch in panel}.values())

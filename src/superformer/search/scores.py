@@ -69,7 +69,7 @@ class Scorer:
         losses were kept have none, and are not repeated for it. What a ``race`` stopped has no numbers, and is not
         kept."""
         history, world = self.history, self.world
-        found = torch.full((len(archs), 2), math.nan, dtype=torch.float64, device=world.device)
+        found = torch.full((len(archs), 2), math.nan, dtype=torch.float64, device=world.carrier)
         if history is not None:
             known = history.get([a.path for a in archs])
             for k, arch in enumerate(archs):
@@ -81,7 +81,7 @@ class Scorer:
         start, now = time.perf_counter(), torch.zeros_like(found)
         for mine in world.shared(self._shares([archs[k] for k in todo], todo)):
             own = self.evaluator.scores([archs[k] for k in mine], None if race is None else race.of(mine))
-            now[mine] = torch.tensor(own, dtype=torch.float64, device=world.device)
+            now[mine] = torch.tensor(own, dtype=torch.float64, device=world.carrier)
         now = world.mean(now) * world.size
         for k, arch in enumerate(archs):
             if arch.path in places:

@@ -86,7 +86,7 @@ def identity_of(
     ):
         found, table = measured
         tell(f"identities are drawn with probability {found:g}, by the times of {table.fit.networks} networks")
-    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.device)
+    shared = torch.tensor([math.nan if found is None else found], dtype=torch.float64, device=world.carrier)
     world.spread([shared])
     if math.isnan(probability := float(shared)):
         return recipe, None

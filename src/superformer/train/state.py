@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 
 from superformer.runs.storage import Checkpoint
 
+GROWS = 2000
+"""Steps without an overflow after which float16's factor doubles."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -53,11 +56,32 @@ class Guard:
 
 
 @dataclass
+class Scaler:
+    """The factor of losses in float16, in which small gradients would be nothing: halved where they overflow, doubled
+    after many steps in which none did."""
+
+    scale: float = 2.0**16
+    good: int = 0
+
+    def overflowed(self) -> bool:
+        """Gradients were no numbers: a smaller factor may help. It cannot if there is none left."""
+        possible = self.scale > 1
+        self.scale, self.good = max(self.scale / 2, 1.0), 0
+        return possible
+
+    def went_well(self) -> None:
+        self.good += 1
+        if self.good >= GROWS:
+            self.scale, self.good = 2 * self.scale, 0
+
+
+@dataclass
 class State:
     net: nn.Module
     optimizer: Optimizer
     guard: Guard
     ema: ModelEmaV3 | None
+    scaler: Scaler | None = None
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state after ``step`` steps."""
@@ -72,7 +96,8 @@ class State:
             if rest := {k: v for k, v in state.items() if not isinstance(v, Tensor)}:
                 plain[name] = rest
         guard = {"recent": self.guard.recent, "skipped": self.guard.skipped, "in_a_row": self.guard.in_a_row}
-        return Checkpoint(step, tensors, {"optimizer": plain, "guard": guard})
+        scaler = {} if self.scaler is None else {"scaler": vars(self.scaler)}
+        return Checkpoint(step, tensors, {"optimizer": plain, "guard": guard, **scaler})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Moments lie where their weights are; the optimiser's count of steps stays."""
@@ -89,3 +114,5 @@ class State:
                 self.optimizer.state[p] = {**states[name], **moved}
         for name, value in checkpoint.rest["guard"].items():
             setattr(self.guard, name, value)
+        if self.scaler is not None:
+            vars(self.scaler).update(checkpoint.rest.get("scaler", {}))

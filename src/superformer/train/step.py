@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,7 @@ from superformer.runs.storage import Checkpoint
 from superformer.train import losses, optimizer
 from superformer.train.features import Final, feature_loss
 from superformer.train.sampling import Sampler, Turn
-from superformer.train.state import Guard, Outcome, State
+from superformer.train.state import Guard, Outcome, Scaler, State
 from superformer.train.time_budget import Timetable
 
 
@@ -61,6 +62,7 @@ class Trainer:
         self.optimizer = optimizer.build(net, recipe.optimizer, decay=self.plain_decay)
         self.schedule = optimizer.Schedule(self.optimizer, recipe.optimizer, self.steps, self.steps_per_epoch)
         self.guard = Guard(recipe.watch.explode)
+        self.scaler = Scaler() if recipe.train.amp == "float16" else None
         self.ema = ModelEmaV3(net, decay=recipe.train.ema) if recipe.train.ema else None
         self.parameters = optimizer.trainable(net)
         self.memory = optimizer.GradientMemory()
@@ -108,10 +110,12 @@ class Trainer:
         kept: optimizer.Grads | None = None
         for k, turn in enumerate(turns):
             if apart and k == largest:
+                self._unscale()
                 self.world.mean_gradients(self.parameters)
                 kept = self.memory.keep(net)
                 net.zero_grad()
             total += self._forward_backward(turn, parts, teacher_logits)
+        self._unscale()
         self.world.mean_gradients(self.parameters)
 
         # 3. One gradient of the largest network's and the others', and how they conflict.
@@ -129,10 +133,14 @@ class Trainer:
         optimizer.shrink(self.parameters, norm, settings.clip)
 
         # 4. Guard: what a bad step changed is taken back, and nothing is updated.
-        if (bad := self.guard.judge(loss, norm)) is not None:
+        too_large = self.scaler is not None and not math.isfinite(norm) and self.scaler.overflowed()
+        bad = None if too_large else self.guard.judge(loss, norm)
+        if too_large or bad is not None:
             for buffer, old in zip(self.buffers, statistics, strict=True):
                 buffer.copy_(old)
             return Outcome(loss, norm, lr, bad)
+        if self.scaler is not None:
+            self.scaler.went_well()
 
         # 5. Update, and average.
         if not self.plain_decay:
@@ -141,6 +149,12 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(net, step=n)
         return Outcome(loss, norm, lr, None, conflict)
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """Gradients without the factor of their losses."""
+        if self.scaler is not None:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], 1 / self.scaler.scale)
 
     @torch.no_grad()
     def rehearse(self, batch: Batch) -> None:
@@ -171,13 +185,13 @@ class Trainer:
         """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
         total, amp = torch.zeros((), device=self.world.device), self.recipe.train.amp
         for m, part in enumerate(parts):
-            with precision(self.world.device, None if amp == "off" else torch.bfloat16):
+            with precision(self.world.device, amp):
                 made = self._forward(turn, part.batch.x)
                 teacher = teacher_logits[m] if turn.role != "largest" and teacher_logits else None
                 loss = self._loss(made, part, teacher) / len(parts)
             if turn.role == "largest":
                 teacher_logits.append(made.logits.detach())
-            loss.backward()  # type: ignore[no-untyped-call]
+            (loss if self.scaler is None else self.scaler.scale * loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
@@ -209,7 +223,7 @@ class Trainer:
 
     @property
     def state(self) -> State:
-        return State(self.net, self.optimizer, self.guard, self.ema)
+        return State(self.net, self.optimizer, self.guard, self.ema, self.scaler)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state after ``step`` steps."""

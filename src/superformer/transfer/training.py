@@ -144,7 +144,7 @@ class Trainer:
         train, device, found = self.settings.train, self.world.device, dict[str, Tensor]()
         for m in range(train.accumulate):
             part = Batch(batch.pictures[m :: train.accumulate], batch.targets[m :: train.accumulate])
-            with precision(device, None if train.amp == "off" else torch.bfloat16):
+            with precision(device, train.amp):
                 losses = self.model.losses(on_device(part, device))  # type: ignore[operator]
             total = torch.stack([value.float() for value in losses.values()]).sum() / train.accumulate
             total.backward()  # type: ignore[no-untyped-call]
