@@ -3,10 +3,12 @@ that is alive while it runs."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -58,10 +60,21 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.note(tensor)
         if not any(view in str(func) for view in VIEWS):
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            count = flop_registry.get(func._overloadpacket)
-            flops = count(*args, **(kwargs or {}), out_val=out) if count is not None else 0
-            self.work.append(Work(int(flops), sum(t.numel() * t.element_size() for t in (*read, *made))))
+            self.work.append(
+                Work(_flops(func, args, kwargs or {}, out), sum(t.numel() * t.element_size() for t in (*read, *made)))
+            )
         return out
+
+
+def _flops(func: Any, args: tuple[Any, ...], words: dict[str, Any], out: Any) -> int:
+    """As torch counts them, but for the gradients of grouped convolutions, of which it counts all groups with all."""
+    if func is torch.ops.aten.convolution_backward.default:
+        grad, x, weight, *_, transposed, _, _, mask = args
+        places = (x if transposed else grad).shape
+        forward = 2 * places[0] * math.prod(places[2:]) * weight.numel()
+        return int(forward * (bool(mask[0]) + bool(mask[1])))
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **words, out_val=out)) if count is not None else 0
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
