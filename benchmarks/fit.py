@@ -8,7 +8,7 @@ same teacher, at the same latency. One JSON line for each network.
 
 Networks of ``fit`` were trained in the supernet and by themselves; a baseline gets the epochs of both.
 
-python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--epochs N]
+python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--winner] [--epochs N]
 
 For plain vision transformers (family vit). Torch-Pruning is not among the dependencies: pip install torch-pruning."""
 
@@ -35,8 +35,8 @@ from superformer.runs.storage import load_network, load_supernet
 from superformer.space.arch import StageArch
 from superformer.train import optimizer
 
-STEPS = 7
-"""Of the bisection for a ratio that meets a latency."""
+STEPS, BATCHES = 7, 8
+"""Of the bisection for a ratio that meets a latency; of 64 pictures, by whose gradients weights are judged."""
 
 
 def main() -> None:
@@ -44,10 +44,12 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--baselines", default="even,pruned,scratch")
     parser.add_argument("--epochs", type=float, help="of each baseline; else those of the supernet and of retraining")
+    parser.add_argument("--winner", action="store_true", help="baselines of the winner alone, not of all found ones")
     given = parser.parse_args()
     run = Run.open(given.run)
     teacher = load_network(run.folder / "original" / "network").net.eval()
-    found = stored.read(run.folder / "fit.json")["found"]
+    fitted = stored.read(run.folder / "fit.json")
+    found = [row for row in fitted["found"] if not given.winner or row["key"] == fitted["winner"]]
     tuner = Tuner(run, teacher, given.epochs or epochs_of(run, found[0]))
     tell("original", teacher, teacher, tuner)
     for row in found:
@@ -160,10 +162,15 @@ def scratch(net: Network) -> nn.Module:
 
 def pruned(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
     """The original, pruned by Torch-Pruning's Taylor importance, at the ratio with which it takes as long."""
+    whole = copy.deepcopy(sf.to_timm(teacher)).train()
+    for n, (pictures, target) in enumerate(tuner.batches(BATCHES, 10**9, 64)):
+        (F.cross_entropy(whole(pictures), target) / BATCHES).backward()
+        if n >= BATCHES - 1:
+            break
     low, high, best = 0.0, 0.95, None
     for _ in range(STEPS):
         middle = (low + high) / 2
-        net = taylor(teacher, middle, tuner)
+        net = taylor(whole, middle, tuner.size)
         if ratio(net, teacher, tuner.size) <= 1.02 * share:
             high, best = middle, net
         else:
@@ -172,29 +179,28 @@ def pruned(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
     return best
 
 
-def taylor(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+def taylor(whole: nn.Module, share: float, size: int) -> nn.Module:
+    """A copy of a network of timm, whose gradients tell what its weights matter, without this share of its widths."""
     import torch_pruning as tp
 
-    net = copy.deepcopy(sf.to_timm(teacher)).train()
-    x = torch.zeros(1, 3, tuner.size, tuner.size)
+    net: Any = copy.deepcopy(whole)
+    for own, other in zip(net.parameters(), whole.parameters(), strict=True):
+        own.grad = other.grad.clone()  # which a copy of a network does not have
     heads = {block.attn.qkv: block.attn.num_heads for block in net.blocks}
     for block in net.blocks:
         block.attn.forward = MethodType(_attention, block.attn)
     pruner = tp.pruner.BasePruner(
-        net, x, importance=tp.importance.GroupTaylorImportance(), pruning_ratio=share, global_pruning=False,
-        num_heads=heads, prune_num_heads=False, prune_head_dims=True, ignored_layers=[net.head], round_to=4,
+        net, torch.zeros(1, 3, size, size), importance=tp.importance.GroupTaylorImportance(), pruning_ratio=share,
+        global_pruning=False, num_heads=heads, prune_num_heads=False, prune_head_dims=True, ignored_layers=[net.head],
+        round_to=4,
     )  # fmt: skip
-    for n, (pictures, target) in enumerate(tuner.batches(8, 10**9, 64)):
-        F.cross_entropy(net(pictures), target).backward()
-        if n >= 7:
-            break
     pruner.step()
     for block in net.blocks:
         block.attn.num_heads = pruner.num_heads[block.attn.qkv]
         block.attn.head_dim = block.attn.qkv.out_features // (3 * block.attn.num_heads)
         block.attn.scale = block.attn.head_dim**-0.5
     net.zero_grad()
-    return net
+    return net  # type: ignore[no-any-return]
 
 
 def _attention(self: Any, x: Tensor, *more: Any, **words: Any) -> Tensor:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import superformer as sf
 from superformer import fitting
-from superformer.evaluation.evaluator import TrainedRun
+from superformer.evaluation.evaluator import Evaluator, TrainedRun
 from superformer.fitting import Aim, aim, fit
 from superformer.fitting.aim import pick, room_below
 from superformer.report import write
@@ -116,20 +116,44 @@ def test_the_same_words_go_on(
     assert accuracies(again) == accuracies(found)
 
 
-def test_killed_after_the_original(
-    network: Path, fitted: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Stopped between two parts, it ends with the same networks."""
+def dying(owner: Any, name: str, calls: int) -> Any:
+    """A function that ends the program the so-many-th time it is called."""
+    whole, seen = getattr(owner, name), []
+
+    def wrapper(*args: Any, **words: Any) -> Any:
+        seen.append(1)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
+        return whole(*args, **words)
+
+    return wrapper
+
+
+def test_killed_anywhere(network: Path, fitted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """In each part and between them; it ends with the same networks."""
     folder, found = fitted
-    monkeypatch.setattr(fitting, "measure", lambda *args, **words: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
-    monkeypatch.undo()
+    moments = (
+        (loop.Loop, "_tell", 7),  # while the original is tuned
+        (fitting, "measure", 1),
+        (loop.Loop, "_tell", 5),  # in the supernet's training
+        (Evaluator, "scores", 2),
+        (fitting, "pick", 1),
+        (loop.Loop, "_tell", 3),  # while a network is trained by itself
+        (fitting, "measure_in_turn", 1),
+    )
+    for owner, name, calls in moments:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, dying(owner, name, calls))
+            with pytest.raises(KeyboardInterrupt):
+                fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
     again = fit(str(network), "digits", tmp_path / "run", *WORDS, aim=AIM)
     assert accuracies(again) == accuracies(found)
+    assert again["winner"] == found["winner"]
     for name in ("supernet.safetensors", "original/supernet.safetensors"):
         a, b = (load_supernet(f / name).state_dict() for f in (folder, tmp_path / "run"))
         assert all(torch.equal(a[k], b[k]) for k in a)
+    one, two = (load_network(f / "model").net.state_dict() for f in (folder, tmp_path / "run"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
 
 
 def test_what_is_refused(network: Path, tmp_path: Path) -> None:
