@@ -2,7 +2,7 @@
 
 `arguments` has what commands share, `fit` the way from a pretrained network to faster ones, `find` from pictures to a
 network, `transfer` from a network to other tasks, `use` what is published or found, `devices` measuring elsewhere,
-`plan` what a training will take."""
+`plan` what a training will take, `claims` the papers' measured again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 
 import typer
 
-from superformer.cli import devices, find, fit, plan, transfer, use
+from superformer.cli import claims, devices, find, fit, plan, transfer, use
 from superformer.cli.arguments import app
 from superformer.errors import StoppedError, SuperformerError, shown
 from superformer.progress import note_begin, note_interrupts, take_begin
 
-__all__ = ["app", "devices", "find", "fit", "main", "plan", "transfer", "use"]
+__all__ = ["app", "claims", "devices", "find", "fit", "main", "plan", "transfer", "use"]
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -1,0 +1,72 @@
+"""The papers' claims, measured again: each an experiment of two or more arms with several seeds, a verdict by one rule
+(`superformer.claims.verdict`), and a page that shows every run.
+
+Numbers are kept as soon as they are known, in one file (`superformer.claims.store`): killed, the same call goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from superformer.claims.declaration import Claim, named
+from superformer.claims.measures import Arm, measured
+from superformer.claims.page import write_page
+from superformer.claims.store import Store, export
+from superformer.machine import machine
+from superformer.progress import chapter, quiet, teller
+from superformer.runs import Run
+
+SEEDS = 3
+TRAINING = 0.6
+"""The share of a run's time that its training has; the rest is for searching and judging."""
+
+
+def run(
+    names: Sequence[str] = (), data: str = "digits", home: str | Path = "runs/claims", seeds: int = SEEDS,
+    budget: float | None = None, out: str | Path | None = None, console: Console | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Measure claims, all or those that are named. ``budget``: minutes for all of it; arms of a claim have the same
+    epochs, as many as fit. ``out``: a folder for the JSON files and the page, else they are in ``home``."""
+    folder, shown = Path(home), quiet(console)
+    claims = named(list(names))
+    runs = sum(len(claim.arms) for claim in claims.values()) * seeds
+    each = None if budget is None else TRAINING * budget / runs
+    found = []
+    with Store(folder / "claims.db") as store:
+        for name, claim in claims.items():
+            with chapter(shown, f"{name}: {claim.title}"):
+                _claim(name, claim, data, folder, seeds, each, store, console)
+                found.append(export(name, claim, store, Path(out or folder)))
+                teller(shown)(f"{name}: {found[-1]['verdict']}")
+        known = [
+            export(name, claim, store, Path(out or folder)) for name, claim in named([]).items() if store.rows(name)
+        ]
+    write_page(known, Path(out or folder))
+    return found
+
+
+def _claim(
+    name: str, claim: Claim, data: str, home: Path, seeds: int, minutes: float | None, store: Store,
+    console: Console | None,
+) -> None:  # fmt: skip
+    """The runs of a claim that are still missing; seed by seed, so that arms can be compared early."""
+    tell = teller(quiet(console))
+    for seed in range(seeds):
+
+        def other(arm: str, seed: int = seed) -> Run:
+            return Arm(claim, tuple(claim.arms[arm]), seed, data, home, store.length(name, data)).trained()
+
+        for arm, words in claim.arms.items():
+            key = (name, data, arm, seed)
+            if store.has(key):
+                continue
+            begun, epochs = time.monotonic(), store.length(name, data)
+            tell(f"{arm}, seed {seed}")
+            first = minutes if epochs is None else None
+            values, epochs = measured(Arm(claim, tuple(words), seed, data, home, epochs, first, console), other)
+            store.length(name, data, epochs)
+            store.put(key, epochs, values, time.monotonic() - begun, machine())

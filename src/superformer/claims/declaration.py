@@ -1,0 +1,61 @@
+"""Claims of the papers, as data: which recipe, which changes of it are compared, by what, and who should win."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from superformer.errors import SuperformerError, nearest
+from superformer.settings import SettingsBase, load_yaml
+
+Measure = Literal[
+    "late_loss", "smallest", "largest", "median", "conflict", "alone", "found", "kendall", "et_error", "searched"
+]
+LOW_IS_BETTER = ("late_loss", "conflict", "et_error")
+
+
+class Claim(SettingsBase):
+    """One claim. ``arms``: words that change the recipe (`superformer.recipes`); ``order``: the best first, as the
+    paper claims."""
+
+    title: str
+    paper: str
+    where: str = Field(description="section, table or figure")
+    says: str = Field(description="the paper's own figures")
+    recipe: str
+    measure: Measure
+    arms: dict[str, list[str]]
+    order: list[str]
+    common: list[str] = Field([], description="words that all arms have")
+    search: list[str] = Field([], description="words of the search, where there is one")
+    equal: str = Field("the same pictures, as often", description="what arms have in common")
+    note: str = ""
+
+    @property
+    def low_is_better(self) -> bool:
+        return self.measure in LOW_IS_BETTER
+
+    @model_validator(mode="after")
+    def _arms_are_ordered(self) -> Claim:
+        if len(self.order) < 2 or len(set(self.order)) < len(self.order) or not set(self.order) <= set(self.arms):
+            raise ValueError(f"order must name two or more of the arms {', '.join(self.arms)}, not {self.order}")
+        return self
+
+
+@cache
+def declared() -> dict[str, Claim]:
+    """All claims, by name."""
+    text = (resources.files(__package__) / "declared.yaml").read_text()
+    return {name: Claim.read(tree, f"the claim {name}") for name, tree in load_yaml(text, "the claims").items()}
+
+
+def named(names: list[str]) -> dict[str, Claim]:
+    """Some of them; without names all."""
+    known = declared()
+    for name in names:
+        if name not in known:
+            raise SuperformerError(f"there is no claim {name!r}: {nearest(name, list(known))}")
+    return {name: known[name] for name in (names or known)}

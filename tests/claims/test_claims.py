@@ -1,0 +1,138 @@
+"""Claims: the rule, on made-up runs with a known effect and with none; every declaration; a small claim for real."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from superformer import claims
+from superformer.claims.declaration import Claim, declared, named
+from superformer.claims.page import drawing
+from superformer.claims.store import Store, summary
+from superformer.claims.verdict import HOLDS, OPEN, REVERSED, UNSEEN, differences, interval, verdict
+from superformer.errors import SuperformerError
+from superformer.recipes import resolve, space_of
+
+SIMULATED, SEEDS = 1000, 3
+
+
+def judged(rng: np.random.Generator, effects: list[float], seeds: int = SEEDS) -> tuple[str, bool]:
+    """The verdict of made-up runs, whose arms share the luck of a seed; whether all intervals cover the truth."""
+    luck = rng.normal(0, 3, seeds)
+    arms = [f"arm {k}" for k in range(len(effects))]
+    values = {a: dict(enumerate(luck + e + rng.normal(0, 1, seeds))) for a, e in zip(arms, effects, strict=True)}
+    found = differences(values, arms)
+    true = [a - b for a, b in pairwise(effects)]
+    covered = all(d.low <= t <= d.high for d, t in zip(found, true, strict=True))
+    return verdict(found, len(arms) - 1), covered
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected", "least"),
+    [
+        ([20.0, 0.0], HOLDS, 0.98),
+        ([0.0, 20.0], REVERSED, 0.98),
+        ([0.0, 0.0], UNSEEN, 0.92),
+        ([40.0, 20.0, 0.0], HOLDS, 0.97),
+    ],
+)
+def test_verdicts_of_known_effects(effects, expected, least):
+    """A large effect is seen; without one a claim is rarely said to hold or to be reversed (2.5 % each)."""
+    rng = np.random.default_rng(0)
+    found = [judged(rng, effects)[0] for _ in range(SIMULATED)]
+    assert found.count(expected) >= least * SIMULATED
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_intervals_cover_as_often_as_they_say(seeds):
+    rng = np.random.default_rng(seeds)
+    covered = sum(judged(rng, [1.0, 0.0], seeds)[1] for _ in range(SIMULATED))
+    assert covered == pytest.approx(0.95 * SIMULATED, abs=3 * (0.95 * 0.05 * SIMULATED) ** 0.5)
+
+
+def test_the_interval_is_students():
+    from scipy import stats
+
+    values = [1.0, 2.0, 4.0]
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert interval(values) == pytest.approx((low, high))
+
+
+def test_losses_are_better_the_lower_and_one_seed_tells_nothing():
+    values = {"a": {0: 1.0, 1: 1.1, 2: 1.05}, "b": {0: 2.0, 1: 2.1, 2: 2.06}}
+    assert verdict(differences(values, ["a", "b"], low_is_better=True), 1) == HOLDS
+    assert verdict(differences(values, ["a", "b"]), 1) == REVERSED
+    assert verdict(differences({k: {0: v[0]} for k, v in values.items()}, ["a", "b"]), 1) == OPEN
+    assert verdict(differences({"a": values["a"]}, ["a", "b"]), 1) == OPEN
+
+
+@pytest.mark.parametrize("name", list(declared()))
+def test_every_claim_can_be_run(name):
+    """Its arms are recipes with spaces, all different, and cost the same pictures."""
+    claim = declared()[name]
+    recipes = []
+    for words in claim.arms.values():
+        own = [] if claim.measure == "searched" else words
+        recipes.append(resolve(claim.recipe, [*claim.common, *own]))
+        space_of(recipes[-1])
+    if claim.measure != "searched":
+        assert len({r.model_dump_json() for r in recipes}) == len(recipes)
+    assert len({(r.train.epochs, r.train.batch_size) for r in recipes}) == 1
+    assert claim.title[0].isupper()
+    assert not claim.title.endswith(".")
+
+
+def test_what_is_refused():
+    with pytest.raises(SuperformerError, match=r"no claim 'cyclic-los'.*cyclic-loss"):
+        named(["cyclic-los"])
+    tree = declared()["warm-up"].model_dump() | {"order": ["warm-up", "nothing"]}
+    with pytest.raises(SuperformerError, match="order must name two or more of the arms"):
+        Claim.read(tree, "here")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Claim:
+    own = declared()["warm-up"]
+    own = own.model_copy(update={"common": ["train.epochs=0.5", "watch.networks=0"], "order": ["warm-up", "none"]})
+    monkeypatch.setattr(claims, "named", lambda names: {"warm-up": own})
+    return own
+
+
+@pytest.mark.xdist_group("claims")
+def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two arms, two seeds; killed after the first run it goes on; numbers, page and drawing are there."""
+    whole, seen = claims.measured, []
+
+    def dies(*args: object) -> object:
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    monkeypatch.setattr(claims, "measured", dies)
+    with pytest.raises(KeyboardInterrupt):
+        claims.run([], "digits", tmp_path, seeds=2)
+    (found,) = claims.run([], "digits", tmp_path, seeds=2)
+    assert len(seen) == 5  # the first run was not repeated
+    assert [(r["arm"], r["seed"]) for r in found["runs"]] == [("none", 0), ("none", 1), ("warm-up", 0), ("warm-up", 1)]
+    assert all(0 < r["values"]["median"] <= 1 and r["values"]["late_loss"] > 0 for r in found["runs"])
+    assert found["verdict"] in (HOLDS, REVERSED, UNSEEN)
+    kept = json.loads((tmp_path / "warm-up.json").read_text())
+    assert kept == json.loads(json.dumps(found))
+    page = (tmp_path / "claims.md").read_text()
+    for link in re.findall(r"\]\(([\w-]+\.svg)\)", page):
+        drawn = ElementTree.parse(tmp_path / link).getroot()
+        assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4
+    with Store(tmp_path / "claims.db") as store:
+        assert summary("warm-up", small, store.rows("warm-up")) == found
+
+
+def test_a_drawing_without_runs() -> None:
+    claim = {"claim": "x", **declared()["warm-up"].model_dump()}
+    ElementTree.fromstring(drawing(claim, []))
