@@ -86,12 +86,16 @@ def _processor() -> tuple[str, int]:
     return " ".join((names or [platform.machine()])[0].split()), len(set(zip(packages, ids, strict=False))) or cores
 
 
+def memory() -> float:
+    """Bytes of this machine's own memory; of a system that does not tell, as many as one likes."""
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return math.inf
+
+
 def require_memory(needed: int, what: str) -> None:
     """Refuse what cannot fit into this machine, before it is asked for."""
-    there = math.inf
-    with suppress(AttributeError, OSError, ValueError):  # a system that does not tell
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+    if needed > (there := memory()):
         sizes = f"{amount(needed)}B of memory; this machine has {amount(there)}B"
         raise SuperformerError(f"{what} needs {sizes}: choose a smaller space or architecture")
 

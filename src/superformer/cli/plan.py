@@ -10,23 +10,28 @@ from superformer.cli.arguments import app, computing, console, progress_console,
 from superformer.errors import amount
 from superformer.progress import doing
 
+SECONDS = 60.0
+"""That measuring the device at hand may take."""
+
 
 @app.command()
 def plan(
     recipe: arg.RecipeName, data: arg.PlanData = None, devices: arg.PlanDevices = "1xA100-80GB",
-    changes: arg.Changes = None, as_json: arg.Json = False,
+    changes: arg.Changes = None, measure: arg.Measure = False, as_json: arg.Json = False,
+    device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Tell what a training will take before it starts: steps, work, memory on each device, time, disk.
 
     Example: superformer plan --recipe s3 --devices 8xA100-80GB
 
     Steps, work and memory come from one real step of the recipe, done on tensors without numbers; time from the
-    device's published peaks, with what is assumed. Where memory is too small: what to change."""
+    device's published peaks, with what is assumed. --measure times real steps on the device at hand instead, for about
+    a minute. Where memory is too small: what to change."""
     with computing():
         from superformer.planning import plan as planned
 
         with doing(progress_console(as_json), "tracing a step"):
-            found = planned(recipe, data, devices, changes or [])
+            found = planned(recipe, data, devices, changes or [], SECONDS if measure else None)
     if as_json:
         print(json.dumps(found))
         return

@@ -22,46 +22,77 @@ from superformer.cost import cost
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.kernels import rehearsing
-from superformer.planning.devices import Devices
+from superformer.planning.devices import Device, Devices
+from superformer.planning.measured import here, reached
 from superformer.planning.trace import Trace, Work, size_of
 from superformer.recipes import Recipe, from_tree, resolve, space_of
-from superformer.runs.processes import World
+from superformer.runs.processes import World, device_here
 from superformer.space import Space
 from superformer.space.schema import family
+from superformer.spaces import supernet
 from superformer.train.losses import untrained_teachers
 from superformer.train.preparation import count_steps
 from superformer.train.step import Trainer
 
 IMAGENET_PICTURES, IMAGENET_CLASSES = 1_281_167, 1000
 """Of the papers' data, where no other are named."""
+FEW = 16
+"""Pictures of a step that is measured."""
 LOOKED_AT = 64
 """Steps, spread over the training, that tell the mean work; the largest of them is traced."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes of one device: bytes by kind, and the work of its operations. ``grown``: MACs of this step,
-    ``mean``: of the mean step, with what is trained three times."""
+    """What a step takes of one device: bytes by kind, and the work of its operations. ``number``: which one it is;
+    ``macs``: of its forward passes, ``mean``: of those of the mean step."""
 
     memory: dict[str, int]
     work: list[Work]
     macs: float
     mean: float
+    number: int = 0
 
 
 def plan(
-    recipe: Recipe | str, data_spec: str | None = None, devices: str = "1xA100-80GB", changes: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What a training will take, in numbers."""
+    recipe: Recipe | str, data_spec: str | None = None, devices: str = "1xA100-80GB", changes: Sequence[str] = (),
+    measure: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a training will take, in numbers. ``measure``: on the device of this process, with so many seconds to find
+    out what it reaches, in place of ``devices``."""
     settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
     space, own = space_of(settings), Devices.read(devices)
     pictures, classes, known = _pictures(settings, space, data_spec)
     per_epoch = data.steps_per_epoch(pictures, settings.train.batch_size)
     steps = count_steps(settings, per_epoch)
+    elsewhere = measure is None or device_here().type != "cpu"
+    if measure is not None:
+        own = Devices(1, _at_hand(settings, space, classes, steps, per_epoch, measure, elsewhere))
     how = space, classes, steps, per_epoch, own
-    found = _told(settings, own, traced(settings, *how[:4], own.count), steps, per_epoch)
+    found = _told(settings, own, traced(settings, *how[:4], own.count, elsewhere), steps, per_epoch)
     found |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
     return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how))}
+
+
+def _at_hand(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, seconds: float, elsewhere: bool
+) -> Device:
+    """The device of this process, by real steps with few pictures."""
+    least = recipe.sampling.networks if recipe.sampling.rule == "multi" else 1
+    few = min(recipe.train.batch_size, max(FEW // least, 1) * least * recipe.train.accumulate)
+    small = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": few})})
+    step = traced(small, space, classes, steps, per_epoch, elsewhere=elsewhere)
+    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
+    world = World(device=device_here())
+    net = supernet(space, classes, recipe.sharing, drop_path=recipe.train.drop_path, **heads).to(world.device)
+    taught = untrained_teachers(recipe.loss.teachers, classes, recipe.loss.teacher_size)
+    trainer = Trainer(net.train(), small, steps, per_epoch, world, [t.to(world.device) for t in taught])
+    batch = _batch(trainer, classes)
+    batch.x.normal_()
+    for target in (batch.target, batch.patches):
+        if target is not None:
+            target.fill_(1 / classes)
+    return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
 
 
 def _that_fit(
@@ -139,7 +170,7 @@ def traced(
     each = memory["optimizer"] / max(size_of(with_moments), 1)  # in the end every weight has had its turn
     memory["optimizer"] = round(each * size_of(trainer.parameters))
     memory["total"] = sum(memory.values())
-    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs))
+    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), largest)
 
 
 class _Average:

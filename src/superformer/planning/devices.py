@@ -34,6 +34,7 @@ class Device:
     bfloat16: bool = True
     reached: float = REACHED
     starts: float = STARTS
+    published: bool = True
 
     @property
     def usable(self) -> float:
@@ -50,7 +51,7 @@ class Device:
         return [
             f"{self.name}: {self.single / 1e12:.4g} TFLOP/s in float32 (as it multiplies matrices), "
             f"{self.half / 1e12:.4g} in half precision, {self.bandwidth / 1e9:.4g} GB/s of memory, "
-            f"{self.link / 1e9:.4g} GB/s between devices, as published",
+            f"{self.link / 1e9:.4g} GB/s between devices, {'as published' if self.published else 'measured'}",
             f"{100 * self.reached:.0f} % of that is reached",
             f"the host starts {self.starts:,.0f} operations a second",
             "pictures are there in time; gradients travel when a step is done",
