@@ -6,6 +6,7 @@ import pytest
 import timm
 
 import superformer as sf
+from superformer.search import Problem, method
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,19 @@ def test_further_down_for_more_speed() -> None:
     least = [float(sf.cost(s, [s.smallest()]).macs[0]) for s in (sf.space_around(arch, k) for k in (1.5, 2, 4, 8))]
     assert least == sorted(least, reverse=True)
     assert len(set(least)) == 4
+
+
+def test_a_search_begins_with_the_largest_of_each_depth_and_size() -> None:
+    """Within the limits: what a trained network can spare at once, before its widths are looked at."""
+    space = sf.space_around(sf.from_timm("vit_tiny_patch16_224", img_size=128).space.smallest(), 3)
+    problem = Problem.of(space, ("accuracy", "macs"), {"macs": (0, 2.6e8)})
+    genes = method(problem, "nsga2", population=4, first="even").ask()
+    archs = space.decode(genes)
+    assert len({(a.resolution, len(a.stages[0].blocks)) for a in archs}) == len(archs) > 10
+    most = space.largest()
+    assert {a.choices["width"] for a in archs} == {most.choices["width"]}
+    assert {b["mlp"] for a in archs for b in a.stages[0].blocks} == {most.stages[0].blocks[0]["mlp"]}
+    assert problem.costs(genes)["macs"].max() <= 2.6e8
+    assert {a.resolution for a in archs} == set(space.widths("resolution"))
+    random = method(problem, "nsga2", population=4).ask()
+    assert len(random) == 4

@@ -52,8 +52,8 @@ def test_what_fits():
 def test_rounds_are_short(own):
     found = sized(own, 160)
     assert type(found).model_validate(found.model_dump()) == found
-    for name in ("mutants", "population", "batch"):
-        assert isinstance(own, Predictor) or getattr(found, name, 0) <= 10
+    for name, most in {"mutants": 10, "population": 32, "batch": 10}.items():  # a generation may be cut short
+        assert isinstance(own, Predictor) or getattr(found, name, 0) <= most
 
 
 @pytest.mark.parametrize(("method", "load"), [("evolution", 1.0), ("random", 2.0)])

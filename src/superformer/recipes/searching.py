@@ -48,6 +48,9 @@ class Nsga2(SettingsBase):
     crossover: float = Field(0.9, ge=0, le=1, description="probability of two-point crossover; else only mutation")
     eta: float = Field(3.0, ge=0, description="polynomial mutation: the larger, the smaller the steps")
     p: float | None = Field(None, ge=0, le=1, description="probability that a gene mutates; none: one gene on average")
+    first: Literal["random", "even"] = Field(
+        "random", description="even: begin with networks that differ in depth and input size alone, else the largest"
+    )
 
 
 class Predictor(SettingsBase):

@@ -103,7 +103,8 @@ class Nsga2(Proposer):
     def propose(self, round_: int, rng: np.random.Generator) -> Genes:
         own = self.settings
         if round_ == 0:
-            return self.fresh(own.population, rng)
+            rows = self._even() if own.first == "even" else self.none
+            return np.concatenate([rows, self.fresh(max(own.population - len(rows), 0), rng, rows)])
         if round_ >= own.generations:
             return self.none
         self._survive()
@@ -111,6 +112,20 @@ class Nsga2(Proposer):
         if len(self.population) and len(self.space.bounds):
             children = self.gather(own.population, lambda n: self._children(n, rng), children)
         return np.concatenate([children, self.fresh(own.population - len(children), rng, children)])
+
+    def _even(self) -> Genes:
+        """The largest networks of each depth, in all stages alike, and of each input size, within the limits."""
+        last, names = np.asarray(self.space.bounds, dtype=np.int64) - 1, self.space.layout.names
+        deep = np.asarray([name.endswith(".depth") for name in names], dtype=bool)
+        sized = np.asarray([name == "resolution" for name in names], dtype=bool)
+        levels, sizes = (int(last[at].max(initial=0)) + 1 for at in (deep, sized))
+        rows = np.tile(last, (levels * sizes, 1))
+        for k, row in enumerate(rows):
+            level, size = divmod(k, sizes)
+            row[deep] = np.rint(last[deep] * (level / max(levels - 1, 1)))
+            row[sized] = size
+        rows = np.unique(canonical(self.space, rows), axis=0)
+        return rows[self.problem.feasible(rows)]
 
     def matters(self, rows: Floats) -> Floats:
         """A row that as many others dominate as survive is on a later front than all of them."""

@@ -51,7 +51,7 @@ def sized(own: SettingsBase, candidates: int) -> SettingsBase:
         changes = {"first": first, "rounds": ENDLESS, "parents": min(own.parents, max(first // 2, 2))}
         changes |= {"mutants": half, "crossovers": half}
     elif isinstance(own, Nsga2):
-        changes = {"population": max(min(own.population, lot), 4), "generations": ENDLESS}
+        changes = {"population": max(min(own.population, candidates // 5), 4), "generations": ENDLESS}
     elif isinstance(own, Predictor):
         changes = {"first": max(int(LEARNT * candidates), 8), "front": max(candidates // 8, 1)}
     elif isinstance(own, Random):

@@ -18,7 +18,7 @@ from superformer.space.schema import family
 from superformer.space.space import Space, point
 from superformer.space.stage import Choice, Spec, Stage, Times
 
-STEPS, MOST_SIZES = 8, 5
+STEPS, MOST_SIZES = 8, 6
 """The most values of a width, and of the size of pictures."""
 FURTHER = 1.5
 """Than the speed-up: a front needs room below its winner."""
