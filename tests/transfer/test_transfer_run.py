@@ -84,6 +84,10 @@ def test_the_command_line(made, command):
     status, out, _ = command("eval", "--run", str(made / "run"), "--scales", "--json")
     assert status == 0
     assert set(stored.read(made / "run" / "scores.json")) == {"test", "search", "test-scales"}
+    status, out, _ = command("runs", str(made), "--json")
+    (row,) = json.loads(out)["runs"]
+    assert (row["recipe"], row["state"], row["of"]) == ("segment, segformer", "judged", "test, miou")
+    assert row["best"] == stored.read(made / "run" / "scores.json")["test"]["metrics"]["miou"]
     words = ("transfer", "--task", "segment", "--backbone", str(made / "network"))
     for more, said in (
         ((), "--data takes"),

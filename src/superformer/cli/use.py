@@ -231,9 +231,14 @@ def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
     """The runs of a folder (runs, if none is named) and how far they are; several runs side by side, with what differs.
 
     Example: superformer runs runs/first runs/second"""
-    from superformer.runs import overview
+    from superformer.runs import Run, overview
+    from superformer.transfer.folder import overview as transfers
 
-    rows, lines = overview([Path(f) for f in folders or ["runs"]])
+    places = [Path(f) for f in folders or ["runs"]]
+    others = transfers(places)
+    there = not others or any(Run(f).recipe_file.exists() or [*f.glob("*/recipe.yaml")] for f in places)
+    rows, lines = overview(places) if there else ([], [])
+    rows += others
     if as_json:
         print(json.dumps({"runs": rows, "differences": lines}))
         return

@@ -21,8 +21,6 @@ from superformer.transfer.settings import Transfer
 from superformer.transfer.task import Batch, Prediction, Split, TaskData
 from superformer.transfer.training import Key, loaded, on_device
 
-MAIN = {"classify": "accuracy", "detect": "ap", "instance": "mask_ap", "segment": "miou", "vqa": "accuracy"}
-"""The figure that a model is chosen by."""
 TOGETHER, QUESTIONS = 8, 64
 """Pictures of one size that run together; pictures of several sizes would be padded, which is no part of a test. And
 questions, whose pictures are small."""

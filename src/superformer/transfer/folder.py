@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from superformer.runs import COMMANDS, Run, RunError, stored
 from superformer.runs.stored import TRANSFER
 from superformer.settings import load_yaml
 from superformer.train.steps import CHECKPOINTS
-from superformer.transfer.settings import Transfer, dump
+from superformer.transfer.settings import MAIN, Transfer, dump
 
 SETTINGS, NETWORK, SCORES, PICTURES = "transfer.yaml", "network.safetensors", "scores.json", "pictures"
 
@@ -83,3 +83,21 @@ class TransferRun:
 
     def scores(self) -> dict[str, Any]:
         return stored.read(self.scores_file)
+
+
+def overview(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """A row for each transfer of some folders, or that is one of them, as runs have them."""
+    named = [f for f in folders if TransferRun(f).begun]
+    inside = [f.parent for folder in folders for f in sorted(folder.glob(f"*/{SETTINGS}"))]
+    return [_row(TransferRun(f)) for f in named + (inside if len(named) < len(folders) else [])]
+
+
+def _row(run: TransferRun) -> dict[str, Any]:
+    """What it is and how far; ``best``: the main figure of its task, on the test examples."""
+    settings, facts, main = run.settings(), run.facts(), MAIN[run.settings().task]
+    scores = stored.read(run.scores_file) if run.scores_file.exists() else {}
+    best = scores.get("test", {}).get("metrics", {}).get(main)
+    state = "judged" if scores else "trained" if run.network_file.exists() else "begun"
+    what, of = f"{settings.task}, {settings.head_used}", f"test, {main}" if scores else ""
+    data = Path(facts["data"]).name
+    return {"run": str(run.folder), "recipe": what, "data": data, "state": state, "best": best, "of": of}

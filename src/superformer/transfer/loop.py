@@ -23,11 +23,11 @@ from superformer.train.optimizer import check_no_decay
 from superformer.train.preparation import step_costs
 from superformer.train.steps import CHECKPOINTS, Loop, advice, newest_checkpoint, require_finite, timekeeper
 from superformer.train.time_budget import Costs, Stopwatch, as_begun, choose, say_end, say_time
-from superformer.transfer.evaluation import MAIN, judge, told
+from superformer.transfer.evaluation import judge, told
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
 from superformer.transfer.model import assemble
-from superformer.transfer.settings import Transfer
+from superformer.transfer.settings import MAIN, Transfer
 from superformer.transfer.source import Source
 from superformer.transfer.task import Batch, TaskData
 from superformer.transfer.training import Trainer, train_batches

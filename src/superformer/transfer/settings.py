@@ -23,6 +23,8 @@ from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.task import HEADS, TASKS, TaskName
 
 FOLDER = "recipes"
+MAIN = {"classify": "accuracy", "detect": "ap", "instance": "mask_ap", "segment": "miou", "vqa": "accuracy"}
+"""The figure that a model is chosen by."""
 
 
 class Backbone(SettingsBase):
