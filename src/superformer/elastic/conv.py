@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +104,15 @@ class BatchNorm(Layer, Elastic, nn.modules.batchnorm._BatchNorm):
         nn.init.zeros_(self.bias)
 
 
+def averaged(norms: Sequence[nn.modules.batchnorm._BatchNorm], batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Batches, of which norms are to average their statistics with equal weight. (Without a momentum torch does so,
+    too, and waits for the device to tell how many there were.)"""
+    for k, batch in enumerate(batches, 1):
+        for norm in norms:
+            norm.momentum = 1 / k
+        yield batch
+
+
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Estimate the statistics of all batch norms of a network anew, on batches of training pictures; it is in eval mode
@@ -124,9 +133,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     try:
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None
             norm.train()
-        for batch in itertools.chain([first], todo):
+        for batch in averaged(norms, itertools.chain([first], todo)):
             model(batch)
     finally:
         for norm, momentum in zip(norms, before, strict=True):

@@ -160,9 +160,6 @@ class Evaluator:
             if not calibration:
                 raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
             self.net = copy.deepcopy(net)  # estimating statistics must not change the supernet's
-            for norm in self.net.modules():
-                if isinstance(norm, BatchNorm):
-                    norm.momentum = None  # plain averages
             synchronise(self.net, on=False)  # this process evaluates by itself; the others would never answer
             self.calibration = tuple(calibration)
         self.batches, self.sides, self.pictures = batches, tuple(sides), pictures

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Pass, Visit
-from superformer.elastic.conv import BatchNorm
+from superformer.elastic.conv import BatchNorm, averaged
 from superformer.families.network import Network
 from superformer.space.arch import Arch
 
@@ -64,7 +64,7 @@ class Node:
         for norm in self.norms:
             norm.reset_running_stats()
             norm.train()
-        after = [self.run(x) for x in calibration]
+        after = [self.run(x) for x in averaged(self.norms, calibration)]
         for norm in self.norms:
             norm.eval()
         self.statistics = [(mean.clone(), var.clone()) for mean, var in map(_running, self.norms)]
