@@ -53,16 +53,21 @@ class Aim:
 
 
 def room_below(arch: Arch, aim: Aim) -> dict[str, float]:
-    """What the network costs here (``macs``, ``latency``), and how far down the space around it must go (``shrink``).
-    A limit that it cannot reach is refused, before anything is trained."""
-    net, name = build(arch).eval(), aim.cost
+    """What the network costs here (``macs``, ``latency``), and how far down the space around it must go (``shrink``) to
+    have networks a rung below the limit, if it can. A limit that it cannot reach is refused, before anything is
+    trained."""
+    net, name, enough = build(arch).eval(), aim.cost, None
     own = _costs([net], aim.runtime)[0]
     for further in FURTHER:
         shrink = min(max(own[name] / aim.limit(own[name]), LEAST) * further, MOST_SPEED_UP)
         small = around(arch, shrink).smallest()
         own, least = _costs([net, build(small).eval()], aim.runtime)
-        if least[name] <= aim.limit(own[name]):
+        if least[name] <= aim.limit(own[name]) / RUNG:
             return own | {"shrink": shrink}
+        if least[name] <= aim.limit(own[name]):
+            enough = own | {"shrink": shrink}
+    if enough is not None:
+        return enough
     limit, reached, before = (_say(name, v) for v in (aim.limit(own[name]), least[name], own[name]))
     told = f"no network around {arch.key} has at most {limit}; the least has {reached}, the network itself {before}"
     raise InfeasibleError(told)
