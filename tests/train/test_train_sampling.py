@@ -70,6 +70,20 @@ def test_every_choice_is_uniform(rule):
         assert chisquare(list(Counter(values).values())).pvalue > 1e-3
 
 
+def test_some_networks_are_even():
+    """They differ in depth alone (and in the size of pictures); all else is the largest. The others are as ever."""
+    own, plain = sampler(SMALL, rule="multi", networks=4, even=0.5), sampler(SMALL, rule="multi", networks=4)
+    most, pairs = SMALL.largest(), [(a, b) for s in range(200) for a, b in
+                                    zip(own.turns(s)[0].archs, plain.turns(s)[0].archs, strict=True)]  # fmt: skip
+    even = [a for a, b in pairs if a != b]
+    assert 0.3 < len(even) / len(pairs) < 0.55
+    assert all(a.depth == b.depth for a, b in pairs)
+    assert {a.choices["width"] for a in even} == {most.choices["width"]}
+    assert all(b == most.stages[0].blocks[0] for a in even for b in a.stages[0].blocks)
+    with pytest.raises(sf.SuperformerError, match="even=0"):
+        sampler(SMALL, even=0.5, macs=(0, 1e6))
+
+
 def test_uniform_over_architectures():
     own = sampler(SMALL, over="architectures")
     counts = Counter(own.turns(step)[0].archs[0] for step in range(8400))

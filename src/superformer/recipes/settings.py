@@ -110,6 +110,7 @@ class Sampling(SettingsBase):
     params: Limits | None = Field(None, description="draw random networks within these parameters")
     # the probability of identities, or such that the expected MACs, or another cost, lie here (ViTAS v1, section 4.3)
     identity: Annotated[Limits | Identity | float | None, BeforeValidator(_read_identity)] = None
+    even: float = Field(0.0, ge=0, le=1, description="share of random networks that differ in depth and size alone")
     warmup: float = Field(0.0, ge=0, le=1, description="share of the training that admits smaller choices bit by bit")
     sides: Literal["left", "both", "random"] = Field("left", description="bilateral sharing: which sides a step runs")
 

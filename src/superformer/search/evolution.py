@@ -45,7 +45,7 @@ from superformer.recipes import searching as recipe
 from superformer.search.methods import Proposer
 from superformer.search.problem import Floats, Ints, Problem, alive, canonical, ordered, reach
 from superformer.space import Genes, Space
-from superformer.space.genes import cross, mutate
+from superformer.space.genes import coarse, cross, mutate
 
 
 class Evolution(Proposer):
@@ -115,9 +115,9 @@ class Nsga2(Proposer):
 
     def _even(self) -> Genes:
         """The largest networks of each depth, in all stages alike, and of each input size, within the limits."""
-        last, names = np.asarray(self.space.bounds, dtype=np.int64) - 1, self.space.layout.names
-        deep = np.asarray([name.endswith(".depth") for name in names], dtype=bool)
-        sized = np.asarray([name == "resolution" for name in names], dtype=bool)
+        last = np.asarray(self.space.bounds, dtype=np.int64) - 1
+        sized = np.asarray([name == "resolution" for name in self.space.layout.names], dtype=bool)
+        deep = coarse(self.space) & ~sized
         levels, sizes = (int(last[at].max(initial=0)) + 1 for at in (deep, sized))
         rows = np.tile(last, (levels * sizes, 1))
         for k, row in enumerate(rows):

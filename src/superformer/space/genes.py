@@ -273,6 +273,21 @@ def cross(space: Space, first: Genes, second: Genes, rng: np.random.Generator, f
     return clear(space, np.where(other, second, first))
 
 
+def coarse(space: Space) -> NDArray[np.bool_]:
+    """Which genes say how deep a network is and how large its pictures are; all others are of its widths, heads,
+    windows and the like."""
+    found = np.zeros(len(space.bounds), dtype=bool)
+    found[_kinds(space)[1]] = True
+    if "resolution" in space.layout.choices:
+        found[space.layout.choices["resolution"]] = True
+    return found
+
+
+def widest(space: Space, genes: Genes) -> Genes:
+    """The same depths and sizes of pictures, with all else as large as it can be."""
+    return clear(space, np.where(coarse(space), genes, np.asarray(space.bounds, dtype=np.int64) - 1))
+
+
 def _check(form: str) -> None:
     if form not in FORMS:
         raise SuperformerError(f"unknown form {form!r}: {nearest(form, FORMS)}")

@@ -25,6 +25,7 @@ from superformer.sharing import SIDES, Sharing
 from superformer.space import Space, Stage
 from superformer.space.arch import Arch
 from superformer.space.costs import cost, skeleton
+from superformer.space.genes import widest
 from superformer.space.stage import Divided, Spec, Times
 
 ARCHS, SIDE, IDENTITY = 1, 2, 3
@@ -69,6 +70,8 @@ class Sampler:
         if settings.sides != "left" and Sharing(recipe.sharing).sides != SIDES:
             needs = f"sides={settings.sides} needs bilateral sharing"
             raise SuperformerError(f"sampling: {needs}; {recipe.sharing} sharing has the left side only")
+        if settings.even and (settings.macs or settings.params):
+            raise SuperformerError("sampling: networks with even widths may be beyond the limits: set even=0")
         if settings.identity is not None:
             if settings.over != "choices":
                 needs = "identity sets a probability of over=choices"
@@ -117,7 +120,11 @@ class Sampler:
     def _draw(self, space: Space, n: int, rng: np.random.Generator) -> list[Arch]:
         own, size = self.settings, self.img_size
         limits = {"macs": own.macs, "params": own.params}
-        return space.sample(n, rng, **limits, over=own.over, num_classes=self.num_classes, img_size=size)
+        drawn = space.sample(n, rng, **limits, over=own.over, num_classes=self.num_classes, img_size=size)
+        if not own.even:
+            return drawn
+        genes, chosen = space.encode(drawn), rng.random(n) < own.even
+        return space.decode(np.where(chosen[:, None], widest(space, genes), genes))
 
     def space_at(self, step: int) -> Space:
         """The space that a step's random networks come from: during the warm-up a part of the whole, that of the step
