@@ -199,8 +199,8 @@ TITLES = {"macs": "MACs", "params": "parameters", "img_size": "px", "resolution"
 
 
 def progress_console(as_json: bool) -> Console:
-    """Where progress is told: nowhere, if the result is JSON."""
-    return Console(quiet=True) if as_json else console
+    """Where progress is told; beside JSON on a terminal's standard error, or nowhere."""
+    return Console(stderr=True, quiet=not sys.stderr.isatty()) if as_json else console
 
 
 def say(text: str, dim: bool = False) -> None:
