@@ -123,10 +123,12 @@ def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: 
     assert [(r["arm"], r["seed"]) for r in found["runs"]] == [("none", 0), ("none", 1), ("warm-up", 0), ("warm-up", 1)]
     assert all(0 < r["values"]["median"] <= 1 and r["values"]["late_loss"] > 0 for r in found["runs"])
     assert found["verdict"] in (HOLDS, REVERSED, UNSEEN)
-    kept = json.loads((tmp_path / "warm-up.json").read_text())
+    kept = json.loads((tmp_path / "claims" / "warm-up.json").read_text())
     assert kept == json.loads(json.dumps(found))
     page = (tmp_path / "claims.md").read_text()
-    for link in re.findall(r"\]\(([\w-]+\.svg)\)", page):
+    links = re.findall(r"\]\((claims/[\w-]+\.svg)\)", page)
+    assert links
+    for link in links:
         drawn = ElementTree.parse(tmp_path / link).getroot()
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4
     with Store(tmp_path / "claims.db") as store:

@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
+from superformer import files
 from superformer.claims.declaration import Claim, named
 from superformer.claims.measures import Arm, measured
-from superformer.claims.page import write_page
+from superformer.claims.page import FILES, write_page
 from superformer.claims.store import Store, export
 from superformer.machine import machine
 from superformer.progress import chapter, quiet, teller
@@ -30,9 +31,10 @@ def run(
     budget: float | None = None, out: str | Path | None = None, console: Console | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure claims, all or those that are named. ``budget``: minutes for all of it; arms of a claim have the same
-    epochs, as many as fit. ``out``: a folder for the JSON files and the page, else they are in ``home``."""
-    folder, shown = Path(home), quiet(console)
-    claims = named(list(names))
+    epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``."""
+    folder, shown, claims = Path(home), quiet(console), named(list(names))
+    pages = Path(out or folder)
+    files.make_folder(pages / FILES)
     runs = sum(len(claim.arms) for claim in claims.values()) * seeds
     each = None if budget is None else TRAINING * budget / runs
     found = []
@@ -40,12 +42,10 @@ def run(
         for name, claim in claims.items():
             with chapter(shown, f"{name}: {claim.title}"):
                 _claim(name, claim, data, folder, seeds, each, store, console)
-                found.append(export(name, claim, store, Path(out or folder)))
+                found.append(export(name, claim, store, pages / FILES))
                 teller(shown)(f"{name}: {found[-1]['verdict']}")
-        known = [
-            export(name, claim, store, Path(out or folder)) for name, claim in named([]).items() if store.rows(name)
-        ]
-    write_page(known, Path(out or folder))
+        known = [export(name, claim, store, pages / FILES) for name, claim in named([]).items() if store.rows(name)]
+    write_page(known, pages)
     return found
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from superformer import files
 
+FILES = "claims"
+"""The folder of the numbers and drawings, beside the page."""
 WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 190, 30, 14
 COLOURS = ("#2a6fbb", "#c8651b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b03a48", "#4a9a9a", "#a08a2a")
 UNITS = {"late_loss": "loss", "kendall": "Kendall's tau", "conflict": "share of layers in conflict"}
@@ -23,7 +25,7 @@ says nothing about other scales. Dots are runs, bars their means.
 
 
 def write_page(claims: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write the page and its drawings; JSON files lie beside the drawings."""
+    """Write the page, ``FOLDER/claims.md``, and its drawings, which lie in ``FOLDER/claims`` beside the JSON files."""
     lines = [HEAD]
     lines += ["| claim | paper | verdict | difference | runs |", "|---|---|---|---|---|"]
     for claim in claims:
@@ -50,8 +52,8 @@ def _section(claim: dict[str, Any], folder: Path) -> list[str]:
         seconds = sum(r["seconds"] for r in runs)
         place = claim["judged"].index(judged)
         name = f"{claim['claim']}{f'-{place + 1}' if place else ''}.svg"
-        files.write(folder / name, drawing(claim, runs))
-        out += [f"![every run]({name})", ""]
+        files.write(folder / FILES / name, drawing(claim, runs))
+        out += [f"![every run]({FILES}/{name})", ""]
         how = f"`{claim['recipe']}` on {judged['data']}, {', '.join(epochs)} epochs, {claim['equal']}."
         out += [f"{how} {judged['verdict'].capitalize()}."]
         out += [f"- {_difference(claim, d)}" for d in judged["differences"]]
