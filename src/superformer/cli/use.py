@@ -231,14 +231,19 @@ def runs(folders: arg.RunFolders = None, as_json: arg.Json = False) -> None:
     """The runs of a folder (runs, if none is named) and how far they are; several runs side by side, with what differs.
 
     Example: superformer runs runs/first runs/second"""
-    from superformer.runs import Run, overview
-    from superformer.transfer.folder import overview as transfers
+    from superformer.runs import overview
 
     places = [Path(f) for f in folders or ["runs"]]
-    others = transfers(places)
-    there = not others or any(Run(f).recipe_file.exists() or [*f.glob("*/recipe.yaml")] for f in places)
-    rows, lines = overview(places) if there else ([], [])
-    rows += others
+
+    def there(name: str) -> bool:
+        return any((f / name).exists() or any(f.glob(f"*/{name}")) for f in places)
+
+    others = there("transfer.yaml")
+    rows, lines = overview(places) if there("recipe.yaml") or not others else ([], [])
+    if others:
+        from superformer.transfer.folder import overview as transfers
+
+        rows += transfers(places)
     if as_json:
         print(json.dumps({"runs": rows, "differences": lines}))
         return

@@ -24,7 +24,7 @@ from superformer.elastic.conv import BatchNorm, recalibrate
 from superformer.errors import SuperformerError, nearest
 from superformer.evaluation.prefix_tree import Node, grow, prefix_order, walk
 from superformer.families.network import Network
-from superformer.kernels import precision
+from superformer.kernels import counting, precision
 from superformer.recipes import Recipe
 from superformer.recipes.settings import Data
 from superformer.runs import Run
@@ -206,8 +206,7 @@ class Evaluator:
 
     def _one_tree(self, archs: Sequence[Arch], race: Race | None) -> list[Score]:
         device = next(self.net.parameters()).device
-        exact = torch.float32 if device.type == "mps" else torch.float64  # counts, which both hold
-        right, loss = torch.zeros(2, len(archs), dtype=exact, device=device)  # read when all is done
+        right, loss = torch.zeros(2, len(archs), dtype=counting(device), device=device)  # read when all is done
         left, seen = set(range(len(archs))), 0
         for side in self.sides:
             root = None

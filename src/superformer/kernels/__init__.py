@@ -224,6 +224,16 @@ def precision(device: torch.device, name: str) -> AbstractContextManager[Any]:
     return nullcontext() if name == "off" else torch.autocast(device.type, getattr(torch, name))
 
 
+def accelerated(device: torch.device) -> bool:
+    """Whether it is another one than the processor."""
+    return device.type != "cpu"
+
+
+def counting(device: torch.device) -> torch.dtype:
+    """What counts of pictures are held in: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def finished(x: Tensor) -> None:
     """Wait until everything that was started on the device of ``x`` is done."""
     if x.device.type not in ("cpu", "meta"):

@@ -21,7 +21,7 @@ from superformer import data
 from superformer.cost import cost
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
-from superformer.kernels import rehearsing
+from superformer.kernels import accelerated, rehearsing
 from superformer.planning.devices import Device, Devices
 from superformer.planning.measured import here, reached
 from superformer.planning.trace import Trace, Work, size_of
@@ -65,7 +65,7 @@ def plan(
     pictures, classes, known = _pictures(settings, space, data_spec)
     per_epoch = data.steps_per_epoch(pictures, settings.train.batch_size)
     steps = count_steps(settings, per_epoch)
-    elsewhere = measure is None or device_here().type != "cpu"
+    elsewhere = measure is None or accelerated(device_here())
     if measure is not None:
         own = Devices(1, _at_hand(settings, space, classes, steps, per_epoch, measure, elsewhere))
     how = space, classes, steps, per_epoch, own

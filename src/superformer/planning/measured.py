@@ -9,31 +9,31 @@ from dataclasses import replace
 import torch
 
 from superformer import machine
-from superformer.kernels import device_name, finished
+from superformer.kernels import accelerated, device_name, finished
 from superformer.planning.devices import Device
 from superformer.planning.trace import Work
 from superformer.runs.processes import device_here
 from superformer.train.step import Trainer
 
-SIDE, BYTES, STARTED = {"cpu": 768}, 2**26, 2000
-"""Of matrices that are multiplied (4096 on accelerators), of what is copied, and operations that are started."""
+SIDES, BYTES, STARTED = (768, 4096), 2**26, 2000
+"""Of matrices that are multiplied, on a processor and on accelerators; of what is copied; operations to start."""
 LEAST_STEPS = 3
 
 
 def here(seconds: float = 6.0) -> Device:
     """This process's device, by what it multiplies, copies and starts in so many seconds."""
     device = device_here()
-    part, accelerated = seconds / 4, device.type != "cpu"
-    side = SIDE.get(device.type, 4096)
+    part, other = seconds / 4, accelerated(device)
+    side = SIDES[other]
     x, y = (torch.randn(side, side, device=device) for _ in range(2))
     single = 2 * side**3 * _often(lambda: x @ y, x, part)
     halved = x.to(torch.bfloat16), y.to(torch.bfloat16)
-    half = 2 * side**3 * _often(lambda: halved[0] @ halved[1], x, part) if accelerated else single
+    half = 2 * side**3 * _often(lambda: halved[0] @ halved[1], x, part) if other else single
     large = torch.empty(BYTES // 4, device=device)
     bandwidth = 2 * BYTES * _often(large.clone, large, part)
     tiny = torch.zeros(1, device=device)
     starts = STARTED * _often(lambda: [tiny.add_(1) for _ in range(STARTED)], tiny, part)
-    memory = torch.accelerator.get_memory_info(device)[1] if accelerated else machine.memory()
+    memory = torch.accelerator.get_memory_info(device)[1] if other else machine.memory()
     name = device_name(device) or machine.machine()
     return Device(name, float(memory), single, half, bandwidth, bandwidth, True, 1.0, starts, published=False)
 

@@ -148,10 +148,11 @@ def shrink(params: Iterable[nn.Parameter], norm: float, limit: float | None) -> 
         torch._foreach_mul_([p.grad for p in params if p.grad is not None], limit / (norm + 1e-6))
 
 
-def clip(params: Sequence[nn.Parameter], limit: float | None, read: Read = Tensor.tolist) -> float:
+def clip(params: Iterable[nn.Parameter], limit: float | None, read: Read = Tensor.tolist) -> float:
     """Scale the gradients such that their norm is at most ``limit``; returns the norm before."""
-    norm = float(read(total_norm(params)))
-    shrink(params, norm, limit)
+    some = list(params)
+    norm = float(read(total_norm(some)))
+    shrink(some, norm, limit)
     return norm
 
 
