@@ -39,27 +39,25 @@ def plan(
 
 
 def _show(found: dict[str, Any]) -> None:
+    from superformer.train.time_budget import say_time
+
     memory = {k: v for k, v in found["memory"].items() if v}
-    console.print(table([{"of each device": k, "bytes": amount(v)} for k, v in memory.items()], "Memory at the peak"))
+    console.print(table([{"of each device": k, "": f"{amount(v)}B"} for k, v in memory.items()], "Memory at the peak"))
     rows = [
         ("pictures", f"{found['pictures']:,} ({found['data']})"),
         ("steps", f"{found['steps']:,} of {found['batch']:,} pictures, {found['epochs']:.4g} epochs"),
-        ("a step", f"{amount(found['macs_a_step'])} MACs, {amount(found['bytes_moved_a_step'])} bytes moved, "
+        ("a step", f"{amount(found['macs_a_step'])} MACs, {amount(found['bytes_moved_a_step'])}B moved, "
                    f"{found['launches']:,} operations on each device"),
-        ("between devices", f"{amount(found['bytes_sent_a_step'])} bytes a step from each"),
-        ("time", f"{found['hours']:.3g} hours ({1e3 * found['seconds_a_step']:.3g} ms a step), "
+        ("between devices", f"{amount(found['bytes_sent_a_step'])}B a step from each"),
+        ("time", f"{say_time(3600 * found['hours'])} ({1e3 * found['seconds_a_step']:.3g} ms a step), "
                  f"{found['device_hours']:.3g} device-hours"),
-        ("disk", f"{amount(found['disk'])} bytes of checkpoints"),
+        ("disk", f"{amount(found['disk'])}B of checkpoints"),
     ]  # fmt: skip
     console.print(table([{"what": a, "how much": b} for a, b in rows], f"{found['recipe']} on {found['devices']}"))
     for line in found["assumed"]:
         say(f"assumed: {line}", dim=True)
     if not found["fits"]:
         needed, kind = amount(found["memory"]["total"]), found["devices"].partition("x")[2]
-        say(
-            f"{needed} bytes do not fit into a {kind}. What does:"
-            if found["changes"]
-            else f"{needed} bytes do not fit."
-        )
+        say(f"{needed}B do not fit into a {kind}. What does:" if found["changes"] else f"{needed}B do not fit.")
         for row in found["changes"]:
-            say(f"  {' '.join(row['words'])}: {amount(row['total'])} bytes, {row['hours']:.3g} hours")
+            say(f"  {' '.join(row['words'])}: {amount(row['total'])}B, {say_time(3600 * row['hours'])}")
