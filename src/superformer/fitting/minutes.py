@@ -14,7 +14,7 @@ from superformer.runs import Run, stored
 from superformer.train.time_budget import Stopwatch, TooShortError
 
 FILE = "minutes.json"
-ORIGINAL, SUPERNET, SEARCH = 0.18, 0.45, 0.25
+ORIGINAL, SUPERNET, SEARCH = 0.18, 0.3, 0.15
 """Shares of what is left when a part begins; the networks share the rest."""
 MOST = {"original": 0.4, "supernet": 0.6}
 """The most that an epoch of these may take of what is left, where it needs more than its share."""
