@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files
+from superformer.claims.declaration import LOW_IS_BETTER
 
 FILES = "claims"
 """The folder of the numbers and drawings, beside the page."""
@@ -74,10 +75,9 @@ def _difference(claim: dict[str, Any], found: dict[str, Any]) -> str:
     factor = _scale(claim)[0]
     low, high = (None if found[k] is None else factor * found[k] for k in ("low", "high"))
     around = "one seed" if low is None else f"{low:+.3g} to {high:+.3g}"
-    sign = -1 if claim["measure"] in ("late_loss", "conflict", "et_error") else 1
     mean = factor * found["mean"]
-    better = "lower" if sign < 0 else "higher"
-    return f"{found['better']} {mean:+.3g} {better} than {found['worse']} ({around}, {found['seeds']} seeds)"
+    lower = " (lower is better)" if claim["measure"] in LOW_IS_BETTER else ""
+    return f"{found['better']} better than {found['worse']} by {mean:+.3g}{lower}: {around}, {found['seeds']} seeds"
 
 
 def drawing(claim: dict[str, Any], runs: Sequence[dict[str, Any]]) -> str:

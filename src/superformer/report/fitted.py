@@ -59,7 +59,10 @@ def networks(inputs: Inputs) -> Section | None:
         "A pretrained network was tuned on the pictures (the original). A supernet around it, which begins with what "
     )
     told += "matters most of it, gave smaller ones; each was then trained by itself, with the original as its teacher. "
-    told += f"The winner has at most {cost_text(name, limit)} ({name}). Times are those of one picture with one thread "
+    by = ", as the table of times predicts it" if name == "latency" else ""
+    told += (
+        f"The winner has at most {cost_text(name, limit)} ({name}{by}). Times are those of one picture with one thread "
+    )
     told += f"({inputs.fit.get('runtime', 'eager')}), measured in turn."
     if pictures:
         told += f" Behind each accuracy: one standard error, on {int(pictures):,} test pictures."
