@@ -11,8 +11,8 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -40,14 +40,21 @@ class Batch:
     """int64, (n,): the class of each picture before mixing."""
     patches: Tensor | None = None
     """Soft labels of the patches, (n, grid x grid, classes), row by row; None without token labelling."""
+    index: Tensor | None = None
+    """int64, (n,): which training picture each one is, where these are varied in ``data.views`` ways."""
+    view: int = 0
+    """In which of these."""
 
     def parts(self, n: int, device: torch.device) -> list[Batch]:
         """The batch on a device, in n parts of every n-th picture, so that each has its share of each sub-network."""
         if len(self.x) % n:
             given = f"a process's batch of {len(self.x)}"
             raise SuperformerError(f"{given} cannot be computed in {n} equal parts: change train.accumulate")
-        tensors = [t for t in (self.x, self.target, self.labels, self.patches) if t is not None]
-        return [Batch(*(t[m::n].to(device, non_blocking=True) for t in tensors)) for m in range(n)]
+        tensors = {k: t for k, t in vars(self).items() if isinstance(t, Tensor)}
+        share: list[dict[str, Any]] = [
+            {k: t[m::n].to(device, non_blocking=True) for k, t in tensors.items()} for m in range(n)
+        ]
+        return [replace(self, **own) for own in share]
 
 
 def steps_per_epoch(pictures: int, batch_size: int) -> int:
@@ -96,13 +103,30 @@ def train_batches(
                 labels = torch.from_numpy(pictures.labels[own.pictures_of(step)])
                 rng = generator(seed, "mix", epoch, step)
                 targets = mix_batch(x, labels, len(pictures.classes), mixing, rng, patch_grid)
-                yield Batch(x, targets.image, labels, targets.patches)
+                which = torch.from_numpy(own.pictures_of(step)) if settings.views else None
+                yield Batch(x, targets.image, labels, targets.patches, which, own.varied_as)
         finally:
             inputs.close()
 
     # timm without workers seeds the process's own generators: not beside a network that draws from them.
     inline = settings.augment == "timm" and not settings.workers
     return Prefetcher(batches(), len(steps), depth=0 if inline else 2)
+
+
+def view_batches(
+    pictures: Pictures, settings: Data, img_size: int, seed: int, view: int, batch_size: int
+) -> Iterator[Tensor]:
+    """All pictures in their order, varied as in the epochs of a view (``data.views``)."""
+    varied = _TimmPictures(pictures, settings, img_size, seed, view)
+    keys = [(index, 0) for index in range(len(pictures))]
+    return iter(_loader(varied, [keys[s : s + batch_size] for s in range(0, len(keys), batch_size)], settings.workers))
+
+
+def _loader(varied: _TimmPictures, keys: list[list[tuple[int, int]]], workers: int) -> DataLoader[Tensor]:
+    own = torch.Generator().manual_seed(0)  # not the process's own
+    return DataLoader(
+        varied, batch_sampler=keys, num_workers=min(workers, len(keys)), collate_fn=torch.stack, generator=own
+    )
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,11 @@ class _Epoch:
     order: Ints
     batch: int
     share: RankShare
+
+    @property
+    def varied_as(self) -> int:
+        """The epoch whose variations these are: its own, or an earlier one's that come again."""
+        return self.epoch % self.settings.views if self.settings.views else self.epoch
 
     def _places(self, step: int) -> Ints:
         return np.arange(step * self.batch, (step + 1) * self.batch)[self.share.rows]
@@ -141,9 +170,8 @@ class _Epoch:
         """timm: whole pictures varied one by one, in worker processes, which end with the epoch: a fork is cheap."""
         repeats = ((self._places(s) % self.settings.repeats).tolist() for s in steps)
         keys = [list(zip(self.pictures_of(s).tolist(), r, strict=True)) for s, r in zip(steps, repeats, strict=True)]
-        varied = _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.epoch)
-        workers, own = min(self.settings.workers, len(keys)), torch.Generator().manual_seed(0)  # not the process's own
-        loader = DataLoader(varied, batch_sampler=keys, num_workers=workers, collate_fn=torch.stack, generator=own)
+        varied = _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.varied_as)
+        loader = _loader(varied, keys, self.settings.workers)
 
         def inputs() -> Generator[Tensor]:
             yield from loader

@@ -127,7 +127,7 @@ def _supernet(source: Source, space: Space, home: Path, network: Path, teacher: 
     """How the supernet is trained, and what it finds."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
-    tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
+    tree = merged(tree, {"loss": {"teachers": [str(teacher)], "keep": str(home / "taught")}})
     start = {"network": str(network), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])

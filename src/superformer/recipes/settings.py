@@ -48,8 +48,15 @@ class Data(SettingsBase):
     # batches of 64 training pictures of all classes; 0: as runs have it that were begun before this was a setting
     calibration: int = Field(64, ge=0, description="batches that a sub-network's batch norms are estimated on")
     repeats: int = Field(1, ge=1, description="repeated augmentation: times a picture appears, of as many fewer")
+    views: int = Field(0, ge=0, description="timm: ways to vary a picture, an epoch each, that come again; 0: ever new")
     workers: int = Field(2, ge=0, description="processes that prepare pictures (augment=timm)")
     memory: float = Field(2.0, ge=0, description="gigabytes of decoded pictures; larger sets are decoded each time")
+
+    @model_validator(mode="after")
+    def _views_of_pictures(self) -> Data:
+        if self.views and (self.augment != "timm" or self.repeats > 1):
+            raise ValueError("data.views goes with augment=timm and repeats=1: set data.views=0")
+        return self
 
 
 class Mix(SettingsBase):
@@ -135,6 +142,7 @@ class Loss(SettingsBase):
     features: float = Field(
         0.0, ge=0, description="weight of the difference of final tokens from the teachers' (which are folders)"
     )
+    keep: str | None = Field(None, description="folder of what teachers said of data.views; trainings may share it")
     patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
 
 

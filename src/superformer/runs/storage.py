@@ -204,7 +204,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     how = "the same command goes on without it"
     tensors, header = read_tensors(path, how)
     with files.understood(path, how):
-        if CHECKSUM not in header and header["digest"] != _digest(tensors):  # of before: of the tensors alone
+        if CHECKSUM not in header and header["digest"] != digest_tensors(tensors):  # of before: of the tensors alone
             raise SuperformerError("its checksum differs")
         step, rest = int(header["step"]), json.loads(header["rest"])
         if path.stem != f"step-{step:09d}" or not files.has_form(rest, {"optimizer": dict, "guard": dict}):
@@ -228,7 +228,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Of names, kinds, shapes and bytes."""
     out = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
@@ -240,4 +240,4 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     """Of the tensors, and of the facts beside them."""
-    return files.checksum({**facts, "": _digest(tensors)})
+    return files.checksum({**facts, "": digest_tensors(tensors)})

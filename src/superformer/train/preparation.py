@@ -27,6 +27,7 @@ from superformer.space.costs import skeleton
 from superformer.space.schema import family
 from superformer.spaces import supernet
 from superformer.train.display import watched
+from superformer.train.kept import Kept
 from superformer.train.losses import load_teachers
 from superformer.train.optimizer import check_no_decay
 from superformer.train.sampling import measured_identity
@@ -44,7 +45,7 @@ def count_steps(recipe: Recipe, per_epoch: int) -> int:
 def rehearse(trainer: Trainer, pictures: data.DataSet) -> None:
     """The first batch through the networks of the first step, without a trace: what only shows there is told before a
     run is begun."""
-    with closing(epoch_batches(trainer, pictures, 0, 0)) as batches:
+    with closing(_epoch_batches(trainer, pictures, 0, 0)) as batches:
         trainer.rehearse(next(iter(batches)))
 
 
@@ -64,7 +65,15 @@ def check_settings(recipe: Recipe, spec: str, minutes: float | None = None) -> N
 
 
 def epoch_batches(trainer: Trainer, pictures: data.DataSet, epoch: int, start: int) -> data.Prefetcher[data.Batch]:
-    """The rest of an epoch."""
+    """The rest of an epoch, and what teachers say of it, where that is kept."""
+    recipe = trainer.recipe
+    if trainer.kept is not None:
+        view = epoch % recipe.data.views
+        trainer.kept.prepare(view, pictures, recipe, trainer.cut_size, trainer.world)
+    return _epoch_batches(trainer, pictures, epoch, start)
+
+
+def _epoch_batches(trainer: Trainer, pictures: data.DataSet, epoch: int, start: int) -> data.Prefetcher[data.Batch]:
     recipe, world = trainer.recipe, trainer.world
     return data.train_batches(
         pictures.train, recipe.data, recipe.mix, trainer.cut_size, seed=recipe.seed, epoch=epoch,
@@ -136,7 +145,10 @@ def build_trainer(
     net.to(world.device).train()
     if settings.sync_norm and world.size > 1:
         synchronise(net)
-    return Trainer(net, recipe, steps, steps_per_epoch, world, [t.to(world.device) for t in teachers])
+    teachers = [t.to(world.device) for t in teachers]
+    trainer = Trainer(net, recipe, steps, steps_per_epoch, world, teachers)
+    trainer.kept = Kept.of(recipe, teachers, steps_per_epoch * settings.batch_size, trainer.cut_size)
+    return trainer
 
 
 def check_networks(trainer: Trainer, pictures: data.DataSet, img_size: int) -> dict[str, float]:

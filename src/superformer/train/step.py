@@ -20,6 +20,7 @@ from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
 from superformer.train import losses, optimizer
 from superformer.train.features import Final, feature_loss
+from superformer.train.kept import Kept
 from superformer.train.sampling import Sampler, Turn
 from superformer.train.state import Guard, Outcome, Scaler, State
 from superformer.train.time_budget import Timetable
@@ -53,6 +54,7 @@ class Trainer:
     steps_per_epoch: int
     world: World = field(default_factory=World)
     teachers: Sequence[losses.Teacher] = ()
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         recipe, net = self.recipe, self.net
@@ -173,7 +175,9 @@ class Trainer:
         if not self.teachers:
             return Taught(batch)
         settings, finals = self.recipe.loss, list[Final]()
-        if settings.features:
+        if self.kept is not None and (said := self.kept.say(batch)) is not None:
+            logits, finals = said
+        elif settings.features:
             logits, finals = map(list, zip(*(teacher.both(batch.x) for teacher in self.teachers), strict=True))
         else:
             logits = [teacher(batch.x) for teacher in self.teachers]
