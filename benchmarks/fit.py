@@ -6,9 +6,10 @@ same teacher, at the same latency. One JSON line for each network.
 * Torch-Pruning (the package torch-pruning): Taylor importance of the tuned original, at the ratio that takes as long;
 * scratch: the architecture that was found, with new weights.
 
-Networks of ``fit`` were trained in the supernet and by themselves; a baseline gets the epochs of both.
+A network of ``fit`` was trained in the supernet, with others, and by itself; a baseline gets the epochs of its own
+training and its share of the supernet's: all of them on all training pictures, in the same views.
 
-python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--winner] [--epochs N]
+python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--below 0.6] [--epochs N]
 
 For plain vision transformers (family vit). Torch-Pruning is not among the dependencies: pip install torch-pruning."""
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
+import sys
 from collections.abc import Iterator
 from types import MethodType
 from typing import Any
@@ -23,17 +26,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from common import report
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import superformer as sf
 from superformer import data
 from superformer.cost.latency import Job, measure_jobs
 from superformer.data.batches import eval_batches, train_batches
+from superformer.elastic.positions import at_size
 from superformer.families.network import Network
 from superformer.runs import Run, stored
+from superformer.runs.processes import World
 from superformer.runs.storage import load_network, load_supernet
 from superformer.space.arch import StageArch
 from superformer.train import optimizer
+from superformer.train.kept import Kept
+from superformer.train.losses import load_teachers, with_teachers
 
 STEPS, BATCHES = 7, 8
 """Of the bisection for a ratio that meets a latency; of 64 pictures, by whose gradients weights are judged."""
@@ -43,41 +51,57 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run")
     parser.add_argument("--baselines", default="even,pruned,scratch")
-    parser.add_argument("--epochs", type=float, help="of each baseline; else those of the supernet and of retraining")
-    parser.add_argument("--winner", action="store_true", help="baselines of the winner alone, not of all found ones")
+    parser.add_argument("--epochs", type=float, help="of each baseline; else those of retraining and a share of others")
+    parser.add_argument("--below", type=float, default=1.0, help="baselines of networks below this share of the time")
     given = parser.parse_args()
     run = Run.open(given.run)
-    teacher = load_network(run.folder / "original" / "network").net.eval()
-    fitted = stored.read(run.folder / "fit.json")
-    found = [row for row in fitted["found"] if not given.winner or row["key"] == fitted["winner"]]
-    tuner = Tuner(run, teacher, given.epochs or epochs_of(run, found[0]))
-    tell("original", teacher, teacher, tuner)
-    for row in found:
-        home = Run.open(run.folder / "retrained" / f"{row['key']}-finetuned")
+    original = load_network(run.folder / "original" / "network").net.eval()
+    found = stored.read(run.folder / "fit.json")["found"]
+    homes = [Run.open(run.folder / "retrained" / f"{row['key']}-finetuned") for row in found]
+    for k, home in enumerate(homes):
+        tuner = Tuner(home, given.epochs or epochs_of(run, home, len(homes)))
+        if k == 0:
+            tell("original", original, original, tuner)
         net = load_supernet(home.supernet_file).eval()
-        share = ratio(net, teacher, tuner.size)
-        tell("fit", net, teacher, tuner)
-        for name in given.baselines.split(","):
-            made = scratch(net) if name == "scratch" else {"even": even, "pruned": pruned}[name](teacher, share, tuner)
-            tell(name, tuner(made), teacher, tuner)
+        share = tell("fit", net, original, tuner)
+        for name in given.baselines.split(",") if share < given.below else ():
+            made = scratch(net) if name == "scratch" else {"even": even, "pruned": pruned}[name](original, share, tuner)
+            tell(name, tuner(made), original, tuner)
 
 
-def epochs_of(run: Run, row: dict[str, Any]) -> float:
-    alone = Run.open(run.folder / "retrained" / f"{row['key']}-finetuned").recipe()
-    return float(run.recipe().train.epochs + alone.train.epochs)
+def epochs_of(run: Run, home: Run, networks: int) -> float:
+    """Of a network's own training, and its share of the supernet's; as many as were trained, if for a time."""
+    return sum(float(steps_of(r)) / per_epoch(r) / n for r, n in ((home, 1), (run, networks)))
 
 
-def tell(name: str, net: nn.Module, teacher: Network, tuner: Tuner) -> None:
-    accuracy = tuner.accuracy(net)
-    share = ratio(net, teacher, tuner.size)
-    report(name, accuracy=accuracy, latency=share, params=sum(p.numel() for p in net.parameters()), epochs=tuner.epochs)
+def steps_of(run: Run) -> int:
+    with safe_open(run.supernet_file, "pt") as file:
+        return int(json.loads(file.metadata()["facts"])["step"])
 
 
-def ratio(net: nn.Module, teacher: nn.Module, size: int) -> float:
-    """Its time for a picture, of that of the teacher; measured in turn, each at its own size."""
-    jobs = [Job(net.eval(), img_size=size_of(net, size)), Job(teacher, img_size=size)]
+def per_epoch(run: Run) -> int:
+    return data.steps_per_epoch(run.facts()["pictures"]["train"], run.recipe().train.batch_size)
+
+
+def tell(name: str, net: nn.Module, original: Network, tuner: Tuner) -> float:
+    """Its share of the original's time."""
+    accuracy, share = tuner.accuracy(net), ratio(net, original, tuner.size)
+    parameters = sum(p.numel() for p in net.parameters())
+    report(name, accuracy=accuracy, latency=share, params=parameters, epochs=tuner.epochs)
+    return share
+
+
+def ratio(net: nn.Module, original: nn.Module, size: int) -> float:
+    """Its time for a picture, of that of the original; measured in turn, each at its own size."""
+    jobs = [Job(net.eval(), img_size=size_of(net, size)), Job(original, img_size=size)]
     ours, theirs = (found[0] for found in measure_jobs(jobs, seconds=2.0))
     return float(ours.median / theirs.median)
+
+
+def home_size(home: Run) -> int:
+    """Of the pictures that are cut for the teacher."""
+    teacher = load_network(home.recipe().loss.teachers[0]).net
+    return int(teacher.space.img_size)
 
 
 def size_of(net: nn.Module, size: int) -> int:
@@ -86,16 +110,18 @@ def size_of(net: nn.Module, size: int) -> int:
 
 
 class Tuner:
-    """A plain loop: the pictures, the teacher and the settings of the run, for one network of any kind."""
+    """A plain loop: the pictures, the teacher and the settings that a network was trained with, for any network."""
 
-    def __init__(self, run: Run, teacher: Network, epochs: float):
-        self.recipe, self.teacher, self.epochs = run.recipe(), teacher, epochs
-        self.size, self.spec = int(run.facts()["img_size"]), str(run.facts()["data"])
-        self.pictures = data.load(self.spec, self.recipe.data, self.size)
+    def __init__(self, home: Run, epochs: float):
+        self.recipe, self.epochs, self.size = home.recipe(), epochs, home_size(home)
+        self.pictures = data.load(str(home.facts()["data"]), self.recipe.data, self.size)
+        how = len(self.pictures.classes), self.recipe.data.mean, self.recipe.data.std, self.pictures.classes
+        teachers = load_teachers(self.recipe.loss.teachers, *how)
+        self.kept = Kept.of(self.recipe, teachers, len(self.pictures.train), self.size)
+        assert self.kept is not None, "too many pictures to keep what the teacher says of them"
 
     def __call__(self, net: nn.Module) -> nn.Module:
-        recipe, weight = self.recipe, self.recipe.loss.teacher_weight or 1.0
-        batch = recipe.train.batch_size
+        recipe, batch = self.recipe, self.recipe.train.batch_size
         per_epoch = data.steps_per_epoch(len(self.pictures.train), batch)
         steps = max(1, round(self.epochs * per_epoch))
         decayed = [p for p in net.parameters() if p.ndim > 1]
@@ -106,26 +132,28 @@ class Tuner:
         size = size_of(net, self.size)
         for n, (x, target) in enumerate(self.batches(steps, per_epoch, batch)):
             schedule.set(n)
-            with torch.no_grad():
-                taught = F.softmax(self.teacher(x), -1)
-            x = F.interpolate(x, (size, size), mode="bicubic", antialias=True) if size != self.size else x
-            loss = F.cross_entropy(net(x), weight * taught + (1 - weight) * target)
+            loss = F.cross_entropy(net(at_size(x, (size, size))), target)
             own.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), recipe.gradients.clip or 1.0)
             own.step()
+            if n % 100 == 0:
+                print(f"step {n} of {steps}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
         return net.eval()
 
     def batches(self, steps: int, per_epoch: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pictures, and targets with the teacher's share of them."""
         recipe = self.recipe
         for epoch in range(-(-steps // per_epoch)):
+            self.kept.prepare(epoch % recipe.data.views, self.pictures, recipe, self.size, World())
             words: dict[str, Any] = {"seed": recipe.seed, "epoch": epoch, "batch_size": batch, "start": 0}
-            for k, b in enumerate(
-                train_batches(self.pictures.train, recipe.data, recipe.mix, self.size, rank=0, world=1, **words)
-            ):
+            train = train_batches(self.pictures.train, recipe.data, recipe.mix, self.size, rank=0, world=1, **words)
+            for k, b in enumerate(train):
                 if epoch * per_epoch + k >= steps:
                     return
-                yield b.x, b.target
+                said = self.kept.say(b)
+                assert said is not None
+                yield b.x, with_teachers(b.target, said[0], recipe.loss)
 
     @torch.inference_mode()
     def accuracy(self, net: nn.Module) -> float:
@@ -137,21 +165,23 @@ class Tuner:
         return right / total
 
 
-def even(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+def even(original: Network, share: float, tuner: Tuner) -> nn.Module:
     """The original with so few blocks, evenly spread, that it takes no longer."""
-    arch = teacher.space.smallest()
+    arch = original.space.smallest()
     most = len(arch.stages[0].blocks)
     for depth in range(most - 1, 0, -1):
         kept = [round(k * (most - 1) / max(depth - 1, 1)) for k in range(depth)]
         stage = StageArch(tuple(arch.stages[0].blocks[p] for p in kept), arch.stages[0].choices)
-        net = sf.model(sf.Arch(arch.family, arch.resolution, arch.choices, (stage,), arch.options), teacher.num_classes)
-        state = {k: v for k, v in teacher.state_dict().items() if not k.startswith("stages.0.blocks.")}
+        net = sf.model(
+            sf.Arch(arch.family, arch.resolution, arch.choices, (stage,), arch.options), original.num_classes
+        )
+        state = {k: v for k, v in original.state_dict().items() if not k.startswith("stages.0.blocks.")}
         for k, p in enumerate(kept):
             prefix = f"stages.0.blocks.{p}."
-            own = {n: v for n, v in teacher.state_dict().items() if n.startswith(prefix)}
+            own = {n: v for n, v in original.state_dict().items() if n.startswith(prefix)}
             state |= {f"stages.0.blocks.{k}.{n.removeprefix(prefix)}": v for n, v in own.items()}
         net.load_state_dict(state)
-        if ratio(net, teacher, tuner.size) <= 1.02 * share:
+        if ratio(net, original, tuner.size) <= 1.02 * share:
             return net
     return net
 
@@ -160,9 +190,9 @@ def scratch(net: Network) -> nn.Module:
     return sf.model(net.space.smallest(), net.num_classes)
 
 
-def pruned(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
+def pruned(original: Network, share: float, tuner: Tuner) -> nn.Module:
     """The original, pruned by Torch-Pruning's Taylor importance, at the ratio with which it takes as long."""
-    whole = copy.deepcopy(sf.to_timm(teacher)).train()
+    whole = copy.deepcopy(sf.to_timm(original)).train()
     for n, (pictures, target) in enumerate(tuner.batches(BATCHES, 10**9, 64)):
         (F.cross_entropy(whole(pictures), target) / BATCHES).backward()
         if n >= BATCHES - 1:
@@ -171,7 +201,7 @@ def pruned(teacher: Network, share: float, tuner: Tuner) -> nn.Module:
     for _ in range(STEPS):
         middle = (low + high) / 2
         net = taylor(whole, middle, tuner.size)
-        if ratio(net, teacher, tuner.size) <= 1.02 * share:
+        if ratio(net, original, tuner.size) <= 1.02 * share:
             high, best = middle, net
         else:
             low = middle
