@@ -87,7 +87,8 @@ def tell(name: str, net: nn.Module, original: Network, tuner: Tuner) -> float:
     """Its share of the original's time."""
     accuracy, share = tuner.accuracy(net), ratio(net, original, tuner.size)
     parameters = sum(p.numel() for p in net.parameters())
-    report(name, accuracy=accuracy, latency=share, params=parameters, epochs=tuner.epochs)
+    seen = len(tuner.pictures.test())
+    report(name, accuracy=accuracy, latency=share, params=parameters, epochs=tuner.epochs, pictures=seen)
     return share
 
 

@@ -19,8 +19,8 @@ from common import report
 from torch import Tensor
 
 import superformer as sf
-from superformer.transfer.backbone import backbone
 from superformer.transfer.heads import build, wants_blocks
+from superformer.transfer.networks import backbone
 from superformer.transfer.task import Batch
 
 PAIRS = (

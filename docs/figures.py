@@ -2,10 +2,12 @@
 
 python docs/figures.py               budget.svg and architecture.svg
 python docs/figures.py RUN [RUN ...] cifar.svg: the accuracies that training runs watched, a panel each
+python docs/figures.py fitting.jsonl fitting.svg: what benchmarks/fit.py printed, accuracy against latency
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -117,9 +119,54 @@ def _panel(run: sf.Run) -> list[str]:
     return out
 
 
+FITTED = {
+    "original": ("the original, tuned", "#555555"),
+    "fit": ("superformer fit", "#c44e52"),
+    "even": ("evenly dropped blocks", "#4c72b0"),
+    "pruned": ("Torch-Pruning (Taylor)", "#dd8452"),
+    "scratch": ("what fit found, new weights", "#8172b3"),
+}
+
+
+def fitted(path: str) -> None:
+    """Test accuracy against the share of the original's latency, a point for each network, with standard errors."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    low = min(100 * row["accuracy"] for row in rows) // 10 * 10
+    high = max(100 * row["accuracy"] for row in rows) // 10 * 10 + 10
+    x = lambda share: LEFT + share / 1.1 * (WIDTH - LEFT - 20)  # noqa: E731
+    y = lambda percent: HEIGHT - BOTTOM - (percent - low) / (high - low) * (HEIGHT - BOTTOM - 30)  # noqa: E731
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for tick in range(int(low), int(high) + 1, 10):
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick} %</text>')
+    for share in (0.25, 0.5, 0.75, 1.0):
+        out.append(f'<text x="{x(share):.1f}" y="{HEIGHT - 36}" text-anchor="middle">{share:g}</text>')
+    told = "latency, of the original's (one picture, one thread)"
+    out.append(f'<text x="{WIDTH - 20}" y="{HEIGHT - 14}" text-anchor="end">{told}</text>')
+    for k, (name, (label, colour)) in enumerate(FITTED.items()):
+        own = [row for row in rows if row["benchmark"] == name]
+        for row in own:
+            error = 100 * (row["accuracy"] * (1 - row["accuracy"]) / row["pictures"]) ** 0.5
+            at, top, end = x(row["latency"]), y(100 * row["accuracy"] + error), y(100 * row["accuracy"] - error)
+            out.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{end:.1f}" stroke="{colour}"/>')
+            out.append(f'<circle cx="{at:.1f}" cy="{y(100 * row["accuracy"]):.1f}" r="5" fill="{colour}"/>')
+        if own:
+            out.append(f'<circle cx="{x(0.62):.1f}" cy="{y(low) - 96 + 18 * k:.1f}" r="5" fill="{colour}"/>')
+            out.append(f'<text x="{x(0.62) + 10:.1f}" y="{y(low) - 92 + 18 * k:.1f}">{label}</text>')
+    _write("fitting.svg", [*out, "</svg>"])
+
+
 def _write(name: str, lines: list[str]) -> None:
     Path(__file__).with_name(name).write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    curves(sys.argv[1:]) if sys.argv[1:] else budget()
+    given = sys.argv[1:]
+    if given and given[0].endswith(".jsonl"):
+        fitted(given[0])
+    else:
+        curves(given) if given else budget()

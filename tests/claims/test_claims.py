@@ -14,7 +14,7 @@ import pytest
 from superformer import claims
 from superformer.claims.declaration import Claim, declared, named
 from superformer.claims.page import drawing
-from superformer.claims.store import Store, summary
+from superformer.claims.store import Store, label, summary
 from superformer.claims.verdict import HOLDS, OPEN, REVERSED, UNSEEN, differences, interval, verdict
 from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
@@ -78,10 +78,10 @@ def test_every_claim_can_be_run(name):
     claim = declared()[name]
     recipes = []
     for words in claim.arms.values():
-        own = [] if claim.measure == "searched" else words
+        own = [] if claim.of_one_supernet else words
         recipes.append(resolve(claim.recipe, [*claim.common, *own]))
         space_of(recipes[-1])
-    if claim.measure != "searched":
+    if not claim.of_one_supernet:
         assert len({r.model_dump_json() for r in recipes}) == len(recipes)
     assert len({(r.train.epochs, r.train.batch_size) for r in recipes}) == 1
     assert claim.title[0].isupper()
@@ -138,3 +138,8 @@ def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: 
 def test_a_drawing_without_runs() -> None:
     claim = {"claim": "x", **declared()["warm-up"].model_dump()}
     ElementTree.fromstring(drawing(claim, []))
+
+
+def test_pictures_are_told_by_their_name() -> None:
+    assert label("train=/home/me/cifar/train.npz,test=/home/me/cifar/test.npz") == "train.npz"
+    assert (label("digits"), label("/data/pets")) == ("digits", "pets")

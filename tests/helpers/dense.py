@@ -6,7 +6,8 @@ import torch
 
 import superformer as sf
 from superformer.space import Space, Stage
-from superformer.transfer.backbone import Backbone, backbone
+from superformer.transfer.backbone import Backbone
+from superformer.transfer.networks import backbone
 from superformer.transfer.task import Batch
 
 WIDTHS = (8, 12, 16, 24)

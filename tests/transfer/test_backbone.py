@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 import superformer as sf
 from superformer.errors import SuperformerError
 from superformer.space import Space, Stage
-from superformer.transfer.backbone import STRIDES, backbone
+from superformer.transfer.backbone import STRIDES
+from superformer.transfer.networks import backbone
 
 TIMM = ("test_vit", "test_resnet", "test_convnext", "resnet18", "swin_tiny_patch4_window7_224")
 

@@ -17,10 +17,10 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from superformer.errors import SuperformerError
 from superformer.transfer import heads
-from superformer.transfer.backbone import backbone
 from superformer.transfer.heads.cascade import CascadeHeads, boxes_of, refine
 from superformer.transfer.heads.detection import traceable
 from superformer.transfer.heads.settings import HeadSettings
+from superformer.transfer.networks import backbone
 from superformer.transfer.task import HEADS, Batch
 
 SMALL = {"channels": 32, "hidden": 64, "samples": 16, "proposals": 50, "anchors": (16, 24, 32, 48, 64)}

@@ -13,7 +13,8 @@ from superformer.errors import SuperformerError
 from superformer.space import point
 from superformer.spaces import arch as published
 from superformer.transfer import heads
-from superformer.transfer.backbone import Backbone, backbone
+from superformer.transfer.backbone import Backbone
+from superformer.transfer.networks import backbone
 from superformer.transfer.plan import CLASSES, plan, skeleton
 
 # millions as printed; what our count leaves out or has besides (docs/transfer-parameters.md)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import killed
+from helpers.examples import questions_folder
 from helpers.shapes import WORDS, network, shapes
 from helpers.training import environment
 from safetensors.torch import load_file
@@ -19,8 +20,12 @@ from safetensors.torch import load_file
 from superformer.errors import SuperformerError
 from superformer.report import write
 from superformer.runs import RunError, stored
+from superformer.runs.storage import load_network
 from superformer.transfer import evaluate, transfer
+from superformer.transfer.examples import load
+from superformer.transfer.examples.vocabulary import Vocabulary
 from superformer.transfer.folder import TransferRun
+from superformer.transfer.model import load_model
 
 TRAINING = ("train.epochs=16", "train.batch_size=4", "optimizer.lr=5e-3", "backbone.rate=1", "head_name=segformer")
 CHANGES = (*WORDS, *TRAINING, "watch.checkpoint_steps=8", "watch.every=8")
@@ -144,6 +149,42 @@ def test_exported_it_says_the_same(made, command):
     status, _, error = command("export", "--run", str(made / "run"), "--to", "timm")
     assert status == 2
     assert "ONNX" in error
+
+
+def test_transformers_say_the_same_without_us(made, command):
+    pytest.importorskip("transformers")
+    status, out, error = command("export", "--run", str(made / "run"), "--to", "hf")
+    assert status == 0, error
+    assert "transformers without it" in out  # the proof: another process that cannot import superformer
+    folder = made / "run" / "export" / "hf"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["id2label"] == {"0": "nothing", "1": "red", "2": "green"}
+    assert (config["head"], config["arch"]["family"]) == ("segformer", load_network(made / "network").net.space.family)
+    assert "import superformer" not in "".join(f.read_text() for f in folder.glob("*.py"))
+    assert json.loads((folder / "preprocessor_config.json").read_text())["size"] == {"shortest_edge": 32}
+
+
+def test_answers_are_exported_with_their_words(made, tmp_path, command):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    spec, out = str(questions_folder(tmp_path / "questions")), tmp_path / "run"
+    words = ("data.size=32", "train.epochs=2", "answers.hidden=32", "data.choice=0", "train.batch_size=4")
+    transfer("vqa", spec, out, *words, backbone=str(made / "network"))
+    status, told, error = command("export", "--run", str(out), "--to", "onnx")
+    assert status == 0, error
+    assert "logits of answers" in told
+    session = onnxruntime.InferenceSession(out / "export" / "onnx" / "model.onnx")
+    known = session.get_modelmeta().custom_metadata_map
+    vocabulary = Vocabulary(tuple(json.loads(known["vocabulary"])))
+    data = load("vqa", spec, TransferRun(out).settings().data)
+    asked = [data.test.example(k) for k in range(len(data.test))]
+    length = int(known["question_length"])
+    assert vocabulary.encode("Is it red?", length).shape == (length,)  # what a user makes of a question
+    inputs = {"question": np.stack([a.target["question"] for a in asked])}
+    inputs[session.get_inputs()[0].name] = np.stack([a.picture for a in asked])
+    with torch.no_grad():
+        ours = load_model(TransferRun(out), data).predict([a.picture for a in asked], [a.target for a in asked])
+    theirs = torch.from_numpy(session.run(None, inputs)[0]).softmax(-1)
+    assert torch.allclose(torch.stack([row["scores"] for row in ours]), theirs, atol=1e-4)
 
 
 def test_pictures_that_changed_are_refused(made, tmp_path):

@@ -12,9 +12,12 @@ from superformer.errors import SuperformerError, nearest
 from superformer.settings import SettingsBase, load_yaml
 
 Measure = Literal[
-    "late_loss", "smallest", "largest", "median", "conflict", "alone", "found", "kendall", "et_error", "searched"
-]
-LOW_IS_BETTER = ("late_loss", "conflict", "et_error")
+    "late_loss", "smallest", "largest", "median", "conflict", "alone", "found", "kendall", "et_error", "best_error",
+    "searched", "chosen", "weights", "distance",
+]  # fmt: skip
+LOW_IS_BETTER = ("late_loss", "conflict", "et_error", "best_error")
+OF_ONE_SUPERNET = ("searched", "chosen", "weights", "distance")
+"""Measures whose arms are about the same supernet: their words are not those of its recipe."""
 
 
 class Claim(SettingsBase):
@@ -33,6 +36,10 @@ class Claim(SettingsBase):
     search: list[str] = Field([], description="words of the search, where there is one")
     equal: str = Field("the same pictures, as often", description="what arms have in common")
     note: str = ""
+
+    @property
+    def of_one_supernet(self) -> bool:
+        return self.measure in OF_ONE_SUPERNET
 
     @property
     def low_is_better(self) -> bool:

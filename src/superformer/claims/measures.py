@@ -10,10 +10,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
+from superformer import data, files
+from superformer.analysis.attention import attention_distances
 from superformer.analysis.correlation import coefficients
 from superformer.analysis.subject import standalone
 from superformer.claims.declaration import Claim
@@ -32,6 +34,9 @@ RANDOM, RANKED = 16, 24
 """Networks whose median tells how good a supernet's are; networks that are trained alone to compare ranks."""
 LATE = 0.8
 """The share of a training after which it is late."""
+ALIKE, NEARLY, COMPARED, TUNED, LOOKED_AT = 3, 0.95, 10, 0.2, 64
+"""Random networks that stand for all, and the least share of the limit that they cost; networks that are trained
+alone, from inherited weights for this share of the supernet's epochs; pictures whose attention is measured."""
 MIDDLE = 0.5
 """Where between the smallest and the largest network's MACs the limit of a search lies."""
 Values = dict[str, float]
@@ -53,7 +58,7 @@ class Arm:
     @property
     def recipe(self) -> Recipe:
         length = [] if self.epochs is None else [f"train.epochs={self.epochs!r}"]
-        own = () if self.claim.measure == "searched" else self.words
+        own = () if self.claim.of_one_supernet else self.words
         return resolve(self.claim.recipe, [*self.claim.common, *own, *length, f"seed={self.seed}"])
 
     def folder(self, kind: str, recipe: Recipe) -> Path:
@@ -69,7 +74,8 @@ class Arm:
 
 def measured(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
     """The numbers of an arm, and the epochs it had. ``others``: the supernet of another arm with the same seed."""
-    return {"alone": _alone, "et_error": _evolved}.get(arm.claim.measure, _supernet)(arm, others)
+    other = {"alone": _alone, "et_error": _evolved, "best_error": _evolved}
+    return other.get(arm.claim.measure, _supernet)(arm, others)
 
 
 def _supernet(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
@@ -79,6 +85,12 @@ def _supernet(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
         values["found"] = _found(run, arm.claim.search, arm.seed, arm.console)
     elif arm.claim.measure == "searched":
         values["searched"] = _searched(run, [*arm.claim.search, *arm.words, f"seed={arm.seed}"], arm.console)
+    elif arm.claim.measure == "chosen":
+        values["chosen"] = _chosen(run, arm.words, arm.claim.search, arm.seed, arm.console)
+    elif arm.claim.measure == "weights":
+        values["weights"] = _weighed(run, dict(map(read_key_value, arm.words))["weights"], arm.seed)
+    elif arm.claim.measure == "distance":
+        values["distance"] = _distance(run, dict(map(read_key_value, arm.words))["blocks"])
     elif arm.claim.measure == "kendall":
         values |= _ranks(run, others(arm.claim.order[0]), arm.seed)
     return values, run.recipe().train.epochs
@@ -127,6 +139,46 @@ def _searched(run: Run, words: Sequence[str], console: Console | None) -> float:
     """The best network within the limit, with inherited weights; test accuracy."""
     best, trained = run.arch(_best(run, words, console)), TrainedRun.of(run)
     return trained.evaluator(trained.pictures.test())([best])[0]
+
+
+def _chosen(run: Run, words: Sequence[str], search_words: Sequence[str], seed: int, console: Console | None) -> float:
+    """A network within the limit, retrained from new weights; test accuracy. ``which=found``: what the search finds,
+    ``baseline``: the largest one scaled to the limit, ``random``: the mean of some that cost almost as much as the
+    found one, so that all arms have its MACs."""
+    which = dict(map(read_key_value, words))["which"]
+    best = run.arch(_best(run, [*search_words, f"seed={seed}"], console))
+    if which == "random":
+        most = float(cost(run.space(), [best], len(run.facts()["classes"])).macs[0])
+        archs = run.space().sample(ALIKE, seed=seed, macs=(NEARLY * most, most))
+    else:
+        archs = [best if which == "found" else run.arch("baseline")]
+    files.make_folder(run.folder / "chosen")
+    rows = []
+    for arch in archs:
+        named = run.folder / "chosen" / f"{arch.key}.json"
+        files.write(named, arch.to_json())
+        rows.append(retrain(run.folder, str(named), "weights=scratch", console=console).rows[-1]["accuracy"])
+    return statistics.fmean(rows)
+
+
+def _weighed(run: Run, weights: str, seed: int) -> float:
+    """Random networks with inherited weights, tuned for a while, or new and trained as long as the supernet: the mean
+    accuracy on the search split (S3, figure 5)."""
+    archs = run.space().sample(COMPARED, seed=seed)
+    if weights == "inherited":
+        return statistics.fmean(TrainedRun.of(run).evaluator()(archs))
+    epochs = run.recipe().train.epochs * (1.0 if weights == "scratch" else TUNED)
+    return statistics.fmean(standalone(run, arch, cast(Any, weights), epochs) for arch in archs)
+
+
+def _distance(run: Run, blocks: str) -> float:
+    """How far, in pixels, the first or the last third of the largest network's blocks look (S3, figure 4)."""
+    trained = TrainedRun.of(run)
+    recipe, size = run.recipe(), run.facts()["img_size"]
+    batches = [x for x, _ in data.eval_batches(trained.pictures.search, recipe.data, size, 32, LOOKED_AT)]
+    rows = attention_distances(trained.net, batches, trained.space.largest())
+    third = max(len(rows) // 3, 1)
+    return statistics.fmean(row["top5"] for row in (rows[:third] if blocks == "first" else rows[-third:]))
 
 
 def _ranks(run: Run, reference: Run, seed: int) -> Values:

@@ -64,7 +64,12 @@ class Store:
             (claim,),
         )
         rows = [dict(zip(names, row, strict=True)) for row in found]
-        return [{**row, "values": json.loads(row["values"])} for row in rows]
+        return [{**row, "data": label(row["data"]), "values": json.loads(row["values"])} for row in rows]
+
+
+def label(spec: str) -> str:
+    """Pictures by the name of their file or folder, wherever it lies: what is told of them is for others."""
+    return Path(spec.partition(",")[0].rpartition("=")[2]).name if "/" in spec else spec
 
 
 def summary(name: str, claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:

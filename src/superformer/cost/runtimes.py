@@ -136,11 +136,11 @@ def session_options(threads: int) -> Any:
 # --- a network as torch traces it, and as ONNX: for measuring, and for export ---
 
 
-def traced(model: nn.Module, x: Tensor, any_batch: bool = False) -> torch.export.ExportedProgram:
-    """What a model computes for pictures like these; with ``any_batch``, for any number of them."""
-    shapes = ({0: torch.export.Dim("batch")},) if any_batch else None
+def traced(model: nn.Module, *inputs: Tensor, any_batch: bool = False) -> torch.export.ExportedProgram:
+    """What a model computes for inputs like these; with ``any_batch``, for any number of pictures."""
+    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
     with _quiet():
-        program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+        program = torch.export.export(model, inputs, dynamic_shapes=shapes)
     for spec in program.graph_signature.input_specs:
         words = (spec.target or "").split(".")
         if any(map(keyword.iskeyword, words)):  # torch writes them into Python source
@@ -150,12 +150,15 @@ def traced(model: nn.Module, x: Tensor, any_batch: bool = False) -> torch.export
     return program
 
 
-def as_onnx(model: nn.Module, x: Tensor, any_batch: bool = False) -> torch.onnx.ONNXProgram:
-    """A model as ONNX, without the places in its source that torch notes at every operation."""
-    exported, shapes = traced(model, x, any_batch), ({0: "batch"},) if any_batch else None
+def as_onnx(
+    model: nn.Module, *inputs: Tensor, any_batch: bool = False, names: Sequence[str] = (INPUT,)
+) -> torch.onnx.ONNXProgram:
+    """A model as ONNX, without the places in its source that torch notes at every operation. ``names``: of its
+    inputs."""
+    exported, shapes = traced(model, *inputs, any_batch=any_batch), ({0: "batch"},) * len(inputs) if any_batch else None
     with _quiet():
         program = torch.onnx.export(
-            exported, input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=shapes, dynamo=True, verbose=False
+            exported, input_names=list(names), output_names=[OUTPUT], dynamic_shapes=shapes, dynamo=True, verbose=False
         )
     assert program is not None
     functions = program.model.functions.values()

@@ -33,7 +33,7 @@ from superformer.runs.storage import StoredNetwork
 TOOLS = {"onnx": "ONNX Runtime", "timm": "timm", "hf": "transformers without superformer"}
 MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "timm": lambda config: {"arch", "architecture"} <= set(config),
-    "hf": lambda config: config.get("model_type") == "superformer",
+    "hf": lambda config: str(config.get("model_type")).startswith("superformer"),
 }
 """By what the configuration of an export is known."""
 TOLERANCE = 1e-4

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,12 @@ PROOF = """
 import sys
 sys.modules["superformer"] = None  # as if it were not installed
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-folder, asked, answered = sys.argv[1:]
-AutoImageProcessor.from_pretrained(folder)
-model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
+auto, folder, asked, answered = sys.argv[1:]
+transformers.AutoImageProcessor.from_pretrained(folder)
+model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
 with torch.no_grad():
     save_file({name: model(x).logits for name, x in load_file(asked).items()}, answered)
 """
@@ -112,13 +112,13 @@ def write(stored: StoredNetwork, folder: Path) -> None:
     files.write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
-def logits_of(folder: Path, batches: list[Tensor]) -> list[Floats]:
+def logits_of(folder: Path, batches: list[Tensor], auto: str = "AutoModelForImageClassification") -> list[Floats]:
     """What transformers computes, in a process without superformer and internet and with a cache of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = (Path(scratch) / name for name in ("asked.safetensors", "answered.safetensors"))
         save_file({str(k): x for k, x in enumerate(batches)}, asked)
         environment = os.environ | {"HF_HOME": scratch, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        words = [sys.executable, "-c", PROOF, str(folder.resolve()), str(asked), str(answered)]
+        words = [sys.executable, "-c", PROOF, auto, str(folder.resolve()), str(asked), str(answered)]
         done = subprocess.run(words, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StoppedError(f"transformers could not load what was exported:\n{done.stderr.strip()[-2000:]}")
@@ -130,17 +130,27 @@ def code(stored: StoredNetwork) -> dict[str, str]:
     """The source files of the network's family and of the classes that transformers asks for.
 
     transformers takes folders of one name for the same if their configuration's source is: it ends with a digest."""
-    name, cls = stored.net.space.family, family(stored.net.space.family)
-    here, home, schema = __name__.rpartition(".")[0], _flat(cls.__module__), _flat(family.__module__)
-    out = sources({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING, cls.__module__: home}, VERSION)
-    out[f"{MODELING}.py"] += REGISTRATION.format(schema=schema, home=home, cls=cls.__name__, family=name)
+    here = __name__.rpartition(".")[0]
+    return bundle({f"{here}.hf_config": CONFIGURATION, f"{here}.hf_model": MODELING}, stored.net.space.family)
+
+
+def bundle(roots: Mapping[str, str], family_name: str | None, allowed: Collection[str] = ALLOWED) -> dict[str, str]:
+    """The source files of modules, with a family that they know; the configuration's ends with a digest of all."""
+    if family_name is None:
+        out = sources(roots, VERSION, allowed)
+    else:
+        cls = family(family_name)
+        home, schema = _flat(cls.__module__), _flat(family.__module__)
+        out = sources({**roots, cls.__module__: home}, VERSION, allowed)
+        out[f"{MODELING}.py"] += REGISTRATION.format(schema=schema, home=home, cls=cls.__name__, family=family_name)
     digest = hashlib.sha256("".join(out.values()).encode()).hexdigest()
     out[f"{CONFIGURATION}.py"] += f"\n# {digest}\n"
     return out
 
 
-def sources(roots: Mapping[str, str], version: str) -> dict[str, str]:
-    """File names and texts of modules and of all they import. ``roots``: the modules to begin with, and their files."""
+def sources(roots: Mapping[str, str], version: str, allowed: Collection[str] = ALLOWED) -> dict[str, str]:
+    """File names and texts of modules and of all they import. ``roots``: the modules to begin with, and their files;
+    ``allowed``: what else they may import."""
     texts: dict[str, str] = {}
     todo = list(roots)
     while todo:
@@ -152,7 +162,7 @@ def sources(roots: Mapping[str, str], version: str) -> dict[str, str]:
             ]
     names = {module: roots.get(module, _flat(module)) for module in texts}
     head = f"# Part of {{}}, of {PACKAGE} {version} (Apache-2.0), written by its export. Do not edit.\n"
-    return {f"{names[m]}.py": head.format(m) + _flattened(text, m, names) for m, text in sorted(texts.items())}
+    return {f"{names[m]}.py": head.format(m) + _flattened(text, m, names, allowed) for m, text in sorted(texts.items())}
 
 
 def _flat(module: str) -> str:
@@ -220,13 +230,13 @@ def _is_module(package: str, name: str) -> bool:
     return bool(spec and spec.submodule_search_locations) and importlib.util.find_spec(f"{package}.{name}") is not None
 
 
-def _flattened(text: str, module: str, names: Mapping[str, str]) -> str:
+def _flattened(text: str, module: str, names: Mapping[str, str], allowed: Collection[str]) -> str:
     """The text of a module with its imports of ours as relative ones. A module itself is taken from those that Python
     has loaded: ``from . import`` is nothing that Hugging Face's loader follows."""
     lines = text.splitlines(keepends=True)
     for found in sorted(_imports(text, module), key=lambda i: -i.node.lineno):
         top, first, last = found.module.split(".")[0], found.node.lineno - 1, found.node.end_lineno or found.node.lineno
-        if not found.ours and (top in ALLOWED or top in sys.stdlib_module_names):
+        if not found.ours and (top in allowed or top in sys.stdlib_module_names):
             continue
         if found.typing:
             new = ["pass"]

@@ -70,13 +70,8 @@ class Run:
         if not self.recipe_file.exists():
             own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # killed while it began
             own |= {"spaces", "evolution.json", COMMANDS}  # what evolving the space leaves before the last training
-            own |= {
-                "original",
-                "original.json",
-                "orders.json",
-                "minutes.json",
-                "teacher",
-            }  # what fitting a pretrained network does
+            # what fitting a pretrained network does before it
+            own |= {"original", "original.json", "orders.json", "minutes.json", "teacher", "taught"}
             entries = self.folder.iterdir() if self.folder.is_dir() else ()
             strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
             if strange or (self.folder.exists() and not self.folder.is_dir()):

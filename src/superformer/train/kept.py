@@ -46,9 +46,11 @@ class Kept:
         if recipe.loss.keep is None or not teachers:
             return None
         if not recipe.data.views:
-            raise SuperformerError("loss.keep keeps what teachers say of views that come again: set data.views (8)")
+            what = "loss.keep keeps what teachers say of views that come again"
+            raise SuperformerError(f"{what}: set data.views=8, or loss.keep=null")
         if recipe.mix.mixup or recipe.mix.cutmix:
-            raise SuperformerError("loss.keep does not go with mixed pictures: set mix.mixup=0 mix.cutmix=0")
+            what = "loss.keep does not go with mixed pictures"
+            raise SuperformerError(f"{what}: set mix.mixup=0 mix.cutmix=0, or loss.keep=null")
         kept = Kept(Path(recipe.loss.keep), teachers, recipe.loss.features > 0)
         one = kept._said(torch.zeros(1, len(teachers[0].scale), size, size, device=teachers[0].scale.device))
         room = recipe.data.views * pictures * sum(t.nbytes for t in one.values())

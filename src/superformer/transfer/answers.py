@@ -77,6 +77,11 @@ class Soho(nn.Module):
             out["matching"] = matching * F.binary_cross_entropy_with_logits(self.match(read)[..., 0], truth)
         return out
 
+    def forward(self, x: Tensor, questions: Tensor) -> Tensor:
+        """Logits of the answers (n, answers) to questions (n, words), which may be padded, about as many pictures."""
+        answers: Tensor = self.answer(self.read(self.projected(self.backbone(x)[self.level]), questions))
+        return answers
+
     def predict(self, pictures: Sequence[Tensor], targets: Sequence[Target]) -> list[Prediction]:
         """``scores``: the probability of each answer."""
         seen = self._seen(pictures)

@@ -12,11 +12,9 @@ has for detection. What no level needs (the classifier, the final norm, NASViT's
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import timm
@@ -27,16 +25,11 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from superformer.errors import SuperformerError, nearest, shown
-from superformer.families.network import Network
-from superformer.files import CONFIG
-from superformer.runs.storage import load_network, read_tensors
-from superformer.spaces import model, models
+from superformer.errors import SuperformerError
 
 STRIDES = (4, 8, 16, 32)
 PROBE = 64
 """Pixels in a row of the picture that tells which weights the levels need."""
-Source = str | Network | nn.Module
 Norms = Literal["trained", "frozen"]
 SIZES: tuple[dict[str, Any], ...] = ({"strict_img_size": False}, {"dynamic_img_size": True}, {})
 """With which of these words a network of timm takes pictures of any size, tried in turn."""
@@ -187,46 +180,8 @@ def _let_unused_go(backbone: Backbone) -> None:
                 module._buffers[name] = None
 
 
-def backbone(
-    source: Source, *, checkpoint: str | Path | None = None, drop_path: float = 0.0, freeze: int = 0,
-    norms: Norms = "trained", blocks: bool = False, pretrained: bool = False, seed: int = 0,
-) -> Backbone:  # fmt: skip
-    """The backbone of a network (a copy of it), of the name of one of ours or of timm's, or of a folder with a stored
-    one.
-
-    ``checkpoint``: its weights, a safetensors file. ``freeze`` and ``norms``: see `Backbone.freeze`. ``blocks``: of a
-    plain transformer, the maps of four blocks instead of a pyramid (for DPT)."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        net = _network(source, drop_path, pretrained and checkpoint is None)
-        if checkpoint is not None:
-            _load(net, Path(checkpoint))
-        return Backbone(net, blocks=blocks).freeze(freeze, norms)
-
-
-def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
-    if isinstance(source, str) and (Path(source) / CONFIG).exists():
-        source = load_network(source).net
-    if isinstance(source, str) and source in models():
-        source = model(source, 0)
-    if isinstance(source, Network):
-        if source.space.size > 1:
-            what = f"a supernet of {source.space.size:.3g} architectures"
-            raise SuperformerError(f"a backbone is one network, not {what}: give net.extract(arch)")
-        return copy.deepcopy(source).set_drop_path(drop_path)
-    if isinstance(source, str):
-        return _timm_network(source, drop_path, pretrained)
-    if not hasattr(source, "forward_intermediates"):
-        raise SuperformerError(f"{shown(type(source).__name__)} has no forward_intermediates, and cannot be a backbone")
-    return copy.deepcopy(source)
-
-
-def _timm_network(name: str, drop_path: float, pretrained: bool) -> nn.Module:
+def timm_network(name: str, **words: Any) -> nn.Module:
     """A network of timm that takes pictures of any size."""
-    if not timm.is_model(name):
-        known = [*models(), *timm.list_models()]
-        raise SuperformerError(f"no network of ours or of timm is called {name!r}: {nearest(name, known)}")
-    words: dict[str, Any] = {"pretrained": pretrained, **({"drop_path_rate": drop_path} if drop_path else {})}
     net: nn.Module | None = None
     for size in SIZES:
         try:
@@ -239,20 +194,3 @@ def _timm_network(name: str, drop_path: float, pretrained: bool) -> nn.Module:
     if net is None or forward is None or "intermediates_only" not in inspect.signature(forward).parameters:
         raise SuperformerError(f"{name} of timm tells no features of its stages (forward_intermediates): take another")
     return net
-
-
-def _load(net: nn.Module, path: Path) -> None:
-    """Weights from a file; a classifier, which is let go, need not fit."""
-    if path.suffix != ".safetensors":
-        raise SuperformerError(f"a checkpoint is a safetensors file, which can hold nothing but weights, not {path}")
-    tensors, _ = read_tensors(path, "give another file of weights")
-    classifier: Callable[[], Any] = getattr(net, "get_classifier", lambda: None)
-    own = classifier()
-    spare = {id(t) for t in own.state_dict(keep_vars=True).values()} if isinstance(own, nn.Module) else set[int]()
-    state = {name: t for name, t in net.state_dict(keep_vars=True).items() if id(t) not in spare}
-    wrong = [name for name, t in state.items() if name not in tensors or tensors[name].shape != t.shape]
-    wrong = [name for name in wrong if not name.endswith("num_batches_tracked")]
-    if wrong:
-        here = f"{len(wrong)} of its {len(state)} weights are not in the file or have another shape there"
-        raise SuperformerError(f"{path} holds other weights than this network's: {here}, such as {wrong[0]}")
-    net.load_state_dict({name: tensors[name] for name in state if name in tensors}, strict=False)

@@ -1,12 +1,13 @@
 """A trained model of another task as ONNX, with a proof: ONNX Runtime reads what was written, and must find the same.
 
-Segmentation goes the way of all networks here. Detectors go through torchvision's own export, which traces what they
-do with boxes; RetinaNet and Mask R-CNN are those it is made for."""
+Segmentation and question answering go the way of all networks here. Detectors go through torchvision's own export,
+which traces what they do with boxes; RetinaNet and Mask R-CNN are those it is made for."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from superformer import files
 from superformer.cost.runtimes import INPUT, as_onnx
 from superformer.errors import VERSION, StoppedError, SuperformerError, nearest
+from superformer.interop import huggingface
 from superformer.interop.export import Proof, proof_of, require, write_proved
+from superformer.transfer import huggingface as pixels
 from superformer.transfer.evaluation import some
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
@@ -28,27 +31,35 @@ from superformer.transfer.model import load_model
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import TaskData
 
-FILE, STEP, SHOWN, OPSET = "model.onnx", 32, 3, 17
+FILE, STEP, SHOWN, OPSET, QUESTION = "model.onnx", 32, 3, 17, "question"
 BOXES, SCORES = 0.05, 1e-3
 """The largest difference of a box (in pixels) and of a score, or of a mask's probability, that passes."""
-FORMATS = ("onnx",)
+FORMATS = ("onnx", "hf")
 
 
 def export(folder: str | Path, to: str, out: Path, console: Console | None = None) -> Proof:
     """Write the model of a transfer for another tool, and prove that it works there."""
     if to not in FORMATS:
-        raise SuperformerError(f"a transfer can be exported to ONNX, not to {to}: {nearest(to, FORMATS)}")
-    require("onnx", "onnx", "onnxscript", "onnxruntime")
+        raise SuperformerError(
+            f"a transfer can be exported to ONNX or Hugging Face, not to {to}: {nearest(to, FORMATS)}"
+        )
     run = TransferRun.open(folder)
     settings, facts = run.settings(), run.facts()
-    if settings.task == "vqa":
-        raise SuperformerError("question answering is not exported yet: detect, instance, segment and classify are")
+    if to == "hf" and settings.task != "segment":
+        raise SuperformerError(
+            f"{settings.task} is exported to ONNX; to Hugging Face go segment and classify: --to onnx"
+        )
+    require(to, *{"onnx": ("onnx", "onnxscript", "onnxruntime"), "hf": ("transformers",)}[to])
     data = load(settings.task, facts["data"], settings.data)
     model, pictures = load_model(run, data), squares(data, settings)
     about: dict[str, Any] = {"task": settings.task, "head": settings.head_used, "classes": list(data.classes)}
     about |= {"mean": list(settings.data.mean), "std": list(settings.data.std), "input_size": list(pictures.shape[1:])}
+    if to == "hf":
+        return _huggingface(model, pictures, settings, facts, data.classes, out, console)
     if settings.task == "segment":
-        return _segmentation(model, pictures, about, out, console)
+        return _pixels(model, pictures, about, out, console)
+    if settings.task == "vqa":
+        return _answers(model, data, about, out, console)
     return _detector(model, pictures, about, out, console)
 
 
@@ -70,14 +81,52 @@ def _session(folder: Path) -> Any:
     return onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
 
 
-def _segmentation(
-    model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Path, console: Console | None
-) -> Proof:
+def _pixels(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Path, console: Console | None) -> Proof:
     """Logits of pixels, for any number of pictures of one size."""
+    return _logits(model, {INPUT: pictures}, "pixels", about, out, console)
+
+
+def _huggingface(
+    model: nn.Module, pictures: Tensor, settings: Transfer, facts: dict[str, Any], classes: Sequence[str], out: Path,
+    console: Console | None,
+) -> Proof:  # fmt: skip
+    """The same for transformers; pictures of other sides, too."""
+    batches = [pictures[:1], pictures, pictures[:1, :, : STEP + 5, : STEP + 9]]
+
+    def prove(partial: Path) -> Proof:
+        with torch.no_grad():
+            ours = [torch.stack([p["logits"] for p in model.predict(list(x), [{}] * len(x))]) for x in batches]  # type: ignore[operator]
+        theirs = huggingface.logits_of(partial, batches, pixels.AUTO)
+        proof = proof_of([y.numpy() for y in ours], theirs, "superformer and transformers without it, logits of pixels")
+        return replace(proof, kind="test")
 
     def write(partial: Path) -> str:
+        pixels.write(model, settings, facts, list(classes), partial)
+        return ""
+
+    return write_proved(out, "hf", write, prove, console)
+
+
+def _answers(model: nn.Module, data: TaskData, about: dict[str, Any], out: Path, console: Console | None) -> Proof:
+    """Logits of answers to questions about pictures, any number of them; the words by number are told beside."""
+    split = some(data.test, SHOWN, seed=1)
+    asked = [split.example(k) for k in range(len(split))]
+    pictures = torch.stack([one.picture for one in asked])
+    questions = torch.stack([one.target["question"] for one in asked])
+    words = list(data.about["vocabulary"])
+    about |= {"vocabulary": words, "question_length": questions.shape[1], "input_size": list(pictures.shape[1:])}
+    return _logits(model, {INPUT: pictures, QUESTION: questions}, "answers", about, out, console)
+
+
+def _logits(
+    model: nn.Module, inputs: dict[str, Tensor], of: str, about: dict[str, Any], out: Path, console: Console | None
+) -> Proof:
+    """What a model says of test pictures, and whatever comes with them, for any number of them."""
+
+    def write(partial: Path) -> str:
+        few = [x[:2] if len(x) > 1 else torch.cat([x, x]) for x in inputs.values()]
         with torch.no_grad():
-            program = as_onnx(model, pictures[:2] if len(pictures) > 1 else pictures.repeat(2, 1, 1, 1), any_batch=True)
+            program = as_onnx(model, *few, any_batch=True, names=tuple(inputs))
         program.model.producer_name, program.model.producer_version = "superformer", VERSION
         told = program.model.metadata_props
         told |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
@@ -85,11 +134,11 @@ def _segmentation(
         return ""
 
     def prove(partial: Path) -> Proof:
-        session, batches = _session(partial), [pictures[:1], pictures]
+        session, batches = _session(partial), [{k: x[:1] for k, x in inputs.items()}, inputs]
         with torch.no_grad():
-            ours = [model(x).float().numpy() for x in batches]
-        theirs = [session.run(None, {INPUT: x.numpy()})[0] for x in batches]
-        proof = proof_of(ours, theirs, "superformer and ONNX Runtime, logits of pixels")
+            ours = [model(*batch.values()).float().numpy() for batch in batches]
+        theirs = [session.run(None, {k: x.numpy() for k, x in batch.items()})[0] for batch in batches]
+        proof = proof_of(ours, theirs, f"superformer and ONNX Runtime, logits of {of}")
         return replace(proof, kind="test")
 
     return write_proved(out, "onnx", write, prove, console)

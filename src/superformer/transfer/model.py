@@ -13,9 +13,10 @@ from superformer import files
 from superformer.runs.storage import read_tensors
 from superformer.spaces import model as network
 from superformer.transfer.answers import Soho
-from superformer.transfer.backbone import Backbone, backbone
+from superformer.transfer.backbone import Backbone
 from superformer.transfer.folder import TransferRun
 from superformer.transfer.heads import build, wants_blocks
+from superformer.transfer.networks import backbone
 from superformer.transfer.settings import Transfer
 from superformer.transfer.source import Source
 from superformer.transfer.task import TaskData

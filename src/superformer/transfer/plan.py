@@ -24,10 +24,11 @@ from superformer.spaces import arch as published
 from superformer.spaces import models
 from superformer.transfer import heads
 from superformer.transfer.answers import AnswerSettings, Soho
-from superformer.transfer.backbone import Backbone, Source, backbone
+from superformer.transfer.backbone import Backbone
 from superformer.transfer.heads.detection import Detector
 from superformer.transfer.heads.segmentation import Segmenter
 from superformer.transfer.heads.settings import HeadSettings
+from superformer.transfer.networks import Source, backbone
 from superformer.transfer.task import HEADS
 
 CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150, "vqa": 3129}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,10 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
 
 from superformer.errors import SuperformerError
 from superformer.transfer.backbone import Backbone
-from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.task import Batch, Prediction, Target
+
+if TYPE_CHECKING:  # the export to Hugging Face has no settings of ours
+    from superformer.transfer.heads.settings import HeadSettings
 
 IGNORED = 255
 """The class of a pixel that does not count."""
