@@ -142,7 +142,9 @@ class Loss(SettingsBase):
     features: float = Field(
         0.0, ge=0, description="weight of the difference of final tokens from the teachers' (which are folders)"
     )
-    keep: str | None = Field(None, description="folder of what teachers said of data.views; trainings may share it")
+    keep: str | None = Field(
+        None, pattern=r"^[^\x00]+$", description="folder of what teachers said of data.views; trainings may share it"
+    )
     patches: float = Field(1.0, ge=0, description="weight of the patch tokens' loss in token labelling")
 
 
