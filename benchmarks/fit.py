@@ -11,6 +11,8 @@ training and its share of the supernet's: all of them on all training pictures, 
 
 python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--below 0.6] [--epochs N]
 
+What was measured is kept in ``RUN/baselines.jsonl``, and not measured again.
+
 For plain vision transformers (family vit). Torch-Pruning is not among the dependencies: pip install torch-pruning."""
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -58,15 +61,21 @@ def main() -> None:
     original = load_network(run.folder / "original" / "network").net.eval()
     found = stored.read(run.folder / "fit.json")["found"]
     homes = [Run.open(run.folder / "retrained" / f"{row['key']}-finetuned") for row in found]
+    kept = Lines(run.folder / "baselines.jsonl")
     for k, home in enumerate(homes):
         tuner = Tuner(home, given.epochs or epochs_of(run, home, len(homes)))
         if k == 0:
-            tell("original", original, original, tuner)
+            kept("original", "", lambda tuner=tuner: (original, original, tuner))
         net = load_supernet(home.supernet_file).eval()
-        share = tell("fit", net, original, tuner)
+        share = kept("fit", home.folder.name, lambda net=net, tuner=tuner: (net, original, tuner))["latency"]
         for name in given.baselines.split(",") if share < given.below else ():
-            made = scratch(net) if name == "scratch" else {"even": even, "pruned": pruned}[name](original, share, tuner)
-            tell(name, tuner(made), original, tuner)
+
+            def work(name: str = name, net: Network = net, share: float = share, tuner: Tuner = tuner) -> Measured:
+                make = {"even": even, "pruned": pruned}
+                made = scratch(net) if name == "scratch" else make[name](original, share, tuner)
+                return tuner(made), original, tuner
+
+            kept(name, home.folder.name, work)
 
 
 def epochs_of(run: Run, home: Run, networks: int) -> float:
@@ -83,13 +92,30 @@ def per_epoch(run: Run) -> int:
     return data.steps_per_epoch(run.facts()["pictures"]["train"], run.recipe().train.batch_size)
 
 
-def tell(name: str, net: nn.Module, original: Network, tuner: Tuner) -> float:
-    """Its share of the original's time."""
+class Lines:
+    """Measurements, a line of JSON each; those that are there are not made again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        text = path.read_text() if path.exists() else ""
+        self.known = {(row["name"], row["beside"]): row for row in map(json.loads, text.splitlines())}
+
+    def __call__(self, name: str, beside: str, work: Callable[[], Measured]) -> dict[str, Any]:
+        """What is measured of a network; ``beside``: that which it is to be as fast as."""
+        row = self.known.get((name, beside))
+        if row is None:
+            row = {"name": name, "beside": beside, **measured(*work())}
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        report(**row)
+        return row
+
+
+def measured(net: nn.Module, original: Network, tuner: Tuner) -> dict[str, Any]:
     accuracy, share = tuner.accuracy(net), ratio(net, original, tuner.size)
     parameters = sum(p.numel() for p in net.parameters())
     seen = len(tuner.pictures.test())
-    report(name, accuracy=accuracy, latency=share, params=parameters, epochs=tuner.epochs, pictures=seen)
-    return share
+    return {"accuracy": accuracy, "latency": share, "params": parameters, "epochs": tuner.epochs, "pictures": seen}
 
 
 def ratio(net: nn.Module, original: nn.Module, size: int) -> float:
@@ -164,6 +190,9 @@ class Tuner:
             right += int((net(x).argmax(-1) == labels).sum())
             total += len(labels)
         return right / total
+
+
+Measured = tuple[nn.Module, Network, Tuner]
 
 
 def even(original: Network, share: float, tuner: Tuner) -> nn.Module:

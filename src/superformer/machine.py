@@ -13,7 +13,7 @@ from pathlib import Path
 
 from superformer.errors import SuperformerError, amount
 
-WORKING = (b"train", b"evolve-space", b"search", b"retrain", b"transfer", b"demo")
+WORKING = (b"train", b"evolve-space", b"search", b"retrain", b"transfer", b"demo", b"fit", b"claims")
 """Commands that keep the cores busy."""
 _told: list[str] = []
 

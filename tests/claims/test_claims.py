@@ -133,6 +133,11 @@ def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: 
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4
     with Store(tmp_path / "claims.db") as store:
         assert summary("warm-up", small, store.rows("warm-up")) == found
+    (again,) = claims.run([], "digits", tmp_path / "elsewhere", seeds=2, out=tmp_path)  # from the files alone
+    assert (again, len(seen)) == (found, 5)
+    (tmp_path / "claims" / "warm-up.json").write_text("[]")
+    with pytest.raises(SuperformerError, match=r"warm-up\.json.*delete it"):
+        claims.run([], "digits", tmp_path / "third", seeds=2, out=tmp_path)
 
 
 def test_a_drawing_without_runs() -> None:

@@ -31,7 +31,8 @@ def run(
     budget: float | None = None, out: str | Path | None = None, console: Console | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure claims, all or those that are named. ``budget``: minutes for all of it; arms of a claim have the same
-    epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``."""
+    epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``; runs that are in
+    such files are not measured again."""
     folder, shown, claims = Path(home), quiet(console), named(list(names))
     pages = Path(out or folder)
     files.make_folder(pages / FILES)
@@ -39,6 +40,8 @@ def run(
     each = None if budget is None else TRAINING * budget / runs
     found = []
     with Store(folder / "claims.db") as store:
+        for name in named([]):
+            store.learn(name, pages / FILES / f"{name}.json")
         for name, claim in claims.items():
             with chapter(shown, f"{name}: {claim.title}"):
                 _claim(name, claim, data, folder, seeds, each, store, console)

@@ -47,14 +47,32 @@ class Store:
         self.db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def has(self, key: tuple[str, str, str, int]) -> bool:
-        where = "claim = ? AND data = ? AND arm = ? AND seed = ?"
-        return self.db.execute(f"SELECT 1 FROM runs WHERE {where}", key).fetchone() is not None
+        claim, data, arm, seed = key
+        where = "claim = ? AND data IN (?, ?) AND arm = ? AND seed = ?"
+        found = self.db.execute(f"SELECT 1 FROM runs WHERE {where}", (claim, data, label(data), arm, seed))
+        return found.fetchone() is not None
+
+    def learn(self, claim: str, file: Path) -> None:
+        """Runs of an exported file that are not here: those of another machine, say. They know their pictures by name
+        alone (`label`)."""
+        if not file.exists():
+            return
+        known = {(row["data"], row["arm"], row["seed"]) for row in self.rows(claim)}
+        with files.understood(file, "delete it, or name another --out"):
+            for row in json.loads(file.read_text("utf-8"))["runs"]:
+                data, arm, seed = str(row["data"]), str(row["arm"]), int(row["seed"])
+                values = {str(name): float(value) for name, value in row["values"].items()}
+                if (data, arm, seed) not in known:
+                    self.length(claim, data, float(row["epochs"]))
+                    key = claim, data, arm, seed
+                    self.put(key, float(row["epochs"]), values, float(row["seconds"]), str(row["machine"]))
 
     def length(self, claim: str, data: str, epochs: float | None = None) -> float | None:
         """The epochs of all runs of a claim; set once."""
         if epochs is not None:
             self.db.execute("INSERT OR IGNORE INTO lengths VALUES (?, ?, ?)", (claim, data, epochs))
-        found = self.db.execute("SELECT epochs FROM lengths WHERE claim = ? AND data = ?", (claim, data)).fetchone()
+        where = "claim = ? AND data IN (?, ?)"
+        found = self.db.execute(f"SELECT epochs FROM lengths WHERE {where}", (claim, data, label(data))).fetchone()
         return float(found[0]) if found else None
 
     def rows(self, claim: str) -> list[dict[str, Any]]:
