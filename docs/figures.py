@@ -2,7 +2,7 @@
 
 python docs/figures.py               budget.svg and architecture.svg
 python docs/figures.py RUN [RUN ...] cifar.svg: the accuracies that training runs watched, a panel each
-python docs/figures.py fitting.jsonl fitting.svg: what benchmarks/fit.py printed, accuracy against latency
+python docs/figures.py docs/fitting/*.jsonl  fitting.svg: what benchmarks/fit.py kept, accuracy against latency
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ FITTED = {
 }
 
 
-def fitted(path: str) -> None:
+def fitted(paths: list[str]) -> None:
     """Test accuracy against the share of the original's latency, a point for each network, with standard errors."""
-    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    rows = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
     low = min(100 * row["accuracy"] for row in rows) // 10 * 10
     high = max(100 * row["accuracy"] for row in rows) // 10 * 10 + 10
     x = lambda share: LEFT + share / 1.1 * (WIDTH - LEFT - 20)  # noqa: E731
@@ -148,7 +148,7 @@ def fitted(path: str) -> None:
     told = "latency, of the original's (one picture, one thread)"
     out.append(f'<text x="{WIDTH - 20}" y="{HEIGHT - 14}" text-anchor="end">{told}</text>')
     for k, (name, (label, colour)) in enumerate(FITTED.items()):
-        own = [row for row in rows if row["benchmark"] == name]
+        own = [row for row in rows if row["name"] == name]
         for row in own:
             error = 100 * (row["accuracy"] * (1 - row["accuracy"]) / row["pictures"]) ** 0.5
             at, top, end = x(row["latency"]), y(100 * row["accuracy"] + error), y(100 * row["accuracy"] - error)
@@ -167,6 +167,6 @@ def _write(name: str, lines: list[str]) -> None:
 if __name__ == "__main__":
     given = sys.argv[1:]
     if given and given[0].endswith(".jsonl"):
-        fitted(given[0])
+        fitted(given)
     else:
         curves(given) if given else budget()
