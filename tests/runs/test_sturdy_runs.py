@@ -29,7 +29,7 @@ from superformer.errors import SuperformerError
 from superformer.machine import busy_notice
 from superformer.recipes import resolve
 from superformer.runs import Run, RunError, stored
-from superformer.runs.storage import _digest, list_checkpoints, load_supernet, read_tensors, write_tensors
+from superformer.runs.storage import digest_tensors, list_checkpoints, load_supernet, read_tensors, write_tensors
 from superformer.search import search
 from superformer.search.history import History
 from superformer.search.space_evolution import evolve_space
@@ -192,7 +192,7 @@ def test_a_run_of_the_earlier_version_goes_on(trained: Path, tmp_path: Path) -> 
     for path in list_checkpoints(run.checkpoints):
         tensors, header = read_tensors(path, "")
         header.pop("checksum")
-        save_file(tensors, path, header | {"digest": _digest(tensors)})
+        save_file(tensors, path, header | {"digest": digest_tensors(tensors)})
     list_checkpoints(run.checkpoints)[-1].unlink()
     run.supernet_file.unlink()
     train(recipe(tmp_path), "digits", run.folder, "watch.conflicts=5")
