@@ -16,6 +16,8 @@ from superformer.errors import SuperformerError, nearest, shown
 Runtime = Literal["eager", "compiled", "onnx"]
 DEVICE, DEVICES = "SUPERFORMER_DEVICE", ("auto", "cpu", "cuda", "mps", "xpu")
 """The variable that names what computes, and what it may name."""
+PROCESSES, NUMBERS = "SUPERFORMER_PROCESSES", ("same", "any")
+"""The variable that says whether a training may go on with another number of processes."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """What runs networks: torch as it is, torch.compile, ONNX Runtime."""
 INT8 = ("dynamic", "static")

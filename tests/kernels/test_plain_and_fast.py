@@ -79,6 +79,10 @@ def test_convolutions(side, size, stride, training, gates):
     agree(convolution.patches, [x], x, 2)
     own = fresh(3, 10)  # in training its statistics are set by both forms alike
     agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, own)
+    # of two processes, the other one with the same pictures: so are its sums, and what comes back from it
+    both = own._replace(training=True, join=lambda sums: 2 * sums, processes=2)
+    agree(convolution.joined_norm, [x, own.weight[0], own.bias[0]], x, own.weight[0], own.bias[0], both)
+    agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, both)
     weight = randn(4, 3, 3, 3, seed=2)
     for swish in (False, True):
         last, whole = norm(4, False, 20), (weight, (None,) * 4)

@@ -19,7 +19,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from superformer.errors import SuperformerError, amount, nearest
-from superformer.settings import DEVICE, DEVICES, INT8
+from superformer.settings import DEVICE, DEVICES, INT8, NUMBERS, PROCESSES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,15 @@ def _use_device(name: str) -> str:
     if name != "auto":
         os.environ[DEVICE] = name
     return name
+
+
+def _allow_processes(number: str) -> str:
+    """Whoever goes on with a training finds it there (`superformer.train.steps`)."""
+    if number not in NUMBERS:
+        raise SuperformerError(f"unknown number of processes {number!r}: {nearest(number, NUMBERS)}")
+    if number == "any":
+        os.environ[PROCESSES] = number
+    return number
 
 
 FOLDERS = "a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH"
@@ -112,6 +121,8 @@ FrontNetworks = Annotated[int, typer.Option("--networks", min=1, max=50, help="N
 Device = Annotated[
     str, typer.Option("--device", callback=_use_device, help=f"What computes: {', '.join(DEVICES)}.", metavar="KIND")
 ]
+ANY = "any: go on also with another number of processes than so far."
+Processes = Annotated[str, typer.Option("--processes", callback=_allow_processes, help=ANY, metavar="same|any")]
 RunFolders = Annotated[Words, _arg("[DIR]...", "Folders with runs; or several runs, to compare them.")]
 
 

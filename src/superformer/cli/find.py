@@ -28,6 +28,7 @@ from superformer.settings import read_amount, read_bytes, read_key_value, read_s
 def train(
     recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, hours: arg.Hours = None,
     minutes: arg.Minutes = None, changes: arg.Changes = None, device: arg.Device = "auto",
+    processes: arg.Processes = "same",
 ) -> None:  # fmt: skip
     """Train the supernet of a recipe on your pictures. Killed or interrupted, the same words go on where it was.
 
@@ -51,6 +52,7 @@ def train(
 def evolve_space(
     recipe: arg.RecipeName, data: arg.DataSpec, run: arg.RunFolder, changes: arg.Changes = None,
     device: arg.Device = "auto",
+    processes: arg.Processes = "same",
 ) -> None:  # fmt: skip
     """Improve the search space itself (S3): train a supernet, see which choices lead to smaller errors, move the space,
     and again.
@@ -116,6 +118,7 @@ def search(
 def retrain(
     run: arg.RunFolder, arch: arg.ArchName = "best", seeds: arg.Seeds = 1, hours: arg.Hours = None,
     minutes: arg.Minutes = None, changes: arg.Changes = None, as_json: arg.Json = False, device: arg.Device = "auto",
+    processes: arg.Processes = "same",
 ) -> None:  # fmt: skip
     """Train a found network by itself: its inherited weights tuned, or new ones from scratch. Killed, the same words go
     on.

@@ -41,6 +41,7 @@ def transfer(
     backbone: Base = None, checkpoint: arg.Checkpoint = None, out: Out = None, recipe: OptionalRecipe = None,
     hours: arg.Hours = None, minutes: arg.Minutes = None, plan: Plan = False, classes: Classes = None,
     size: Size = None, changes: arg.Changes = None, as_json: arg.Json = False, device: arg.Device = "auto",
+    processes: arg.Processes = "same",
 ) -> None:  # fmt: skip
     """Put a network to another task, or to other data: detection, instance and semantic segmentation, question
     answering, small classification sets. Killed, the same words go on.

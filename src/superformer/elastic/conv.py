@@ -145,8 +145,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
 # Batch norm over the pictures of all processes: two processes with half a batch each then compute what one does with
 # the whole. torch's own synchronised batch norm does not run on CPUs. Here sums travel instead, forwards and backwards.
-# (For each norm two messages forwards and two backwards: where a process has enough pictures by itself, statistics of
-# its own are cheaper.)
+# (For each norm a message forwards and one backwards, off the CPU two: where a process has enough pictures by itself,
+# statistics of its own are cheaper.)
 
 SYNCED = "synced"
 """The attribute of a norm that takes all processes' pictures."""

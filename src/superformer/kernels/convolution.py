@@ -181,6 +181,11 @@ def batch_norm(x: Tensor, norm: Norm) -> Tensor:
     if norm.join is None:
         maps = F.batch_norm(x.permute(0, 3, 1, 2), norm.mean, norm.var, weight, bias, norm.training, 1.0, norm.eps)
         return maps.permute(0, 2, 3, 1)
+    return joined_norm(x, weight, bias, norm)
+
+
+def plain_joined_norm(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
+    assert norm.join is not None
     dims, count = tuple(range(x.ndim - 1)), x.numel() // x.shape[-1] * norm.processes
     centre = norm.join(x.sum(dims)) / count
     off = x - centre
@@ -188,6 +193,13 @@ def batch_norm(x: Tensor, norm: Norm) -> Tensor:
     with torch.no_grad():
         norm.set(centre, spread, count)
     return off * (torch.rsqrt(spread + norm.eps) * weight) + bias
+
+
+@kernel(plain_joined_norm, able=lambda x, weight, bias, norm: x.ndim == 4)
+def joined_norm(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
+    """Batch norm by the statistics of all processes; one message forwards and one backwards."""
+    out: Tensor = _Joined.apply(x, weight, bias, norm)
+    return out
 
 
 def plain_norm_swish(x: Tensor, norm: Norm) -> Tensor:
@@ -263,6 +275,29 @@ class _NormSwish(torch.autograd.Function):
         y = normed.again()
         torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y)
         return *normed.backward(y, ctx.training), None, None, None, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
+        assert norm.join is not None
+        own, spread = (t.double() for t in torch.batch_norm_update_stats(x.permute(0, 3, 1, 2), None, None, 0.0))
+        mean, square = norm.join(torch.stack([own, spread + own.square()])) / norm.processes
+        var, mean = (square - mean.square()).clamp(min=0).to(x), mean.to(x)
+        ctx.join, ctx.count, out = norm.join, x.numel() // x.shape[-1] * norm.processes, torch.empty_like(x)
+        norm.set(mean, var, ctx.count)
+        ctx.save_for_backward(*Normed.run(x, weight, bias, mean, var, False, norm.eps, out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        normed = Normed(*ctx.saved_tensors)
+        dx, dweight, dbias = normed.backward(grad, False)
+        along, whole = ctx.join(torch.stack([dweight, dbias])) / ctx.count
+        scale = normed.weight * normed.spread
+        slope = scale * normed.spread * along
+        return dx.addcmul_(normed.x, slope, value=-1).add_(slope * normed.mean - scale * whole), dweight, dbias, None
 
 
 # --- a convolution and its norm as one, in evaluation ---

@@ -252,8 +252,8 @@ class _Narrow(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        w, *gates = ctx.saved_tensors[:-5]
-        normed = Normed(*ctx.saved_tensors[-5:])
+        saved = ctx.saved_tensors  # asked for once: a recomputed block has them once
+        (w, *gates), normed = saved[:-5], Normed(*saved[-5:])
         y = normed.again()
         active = torch.ops.aten.silu.out(y, out=_ACTIVE(y.shape, y)).flatten(1, 2)
         there, dgates = grad.reshape(*active.shape[:-1], -1), ()

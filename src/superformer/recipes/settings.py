@@ -159,6 +159,7 @@ class Gradients(SettingsBase):
     )
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     clip_subnets: float | None = Field(None, gt=0, description="largest norm of the others' sum, before joining")
+    travel: Literal["float32", "bfloat16"] = Field("float32", description="between processes; bfloat16: half the bytes")
 
 
 class Optimizer(SettingsBase):
@@ -248,6 +249,7 @@ class Watch(SettingsBase):
     checkpoint_seconds: float = Field(60, ge=0)
     checkpoint_steps: int | None = Field(None, ge=1, description="also after so many steps")
     keep: int = Field(3, ge=1, description="checkpoints kept")
+    parts_above: float = Field(2.0, ge=0, description="gigabytes of a checkpoint of which each process writes a part")
     explode: float = Field(20, gt=1, description="a loss so many times the recent one: the step is skipped")
     patience: int = Field(10, ge=1, description="skipped steps in a row that stop the run")
 

@@ -1,14 +1,17 @@
 """The processes of a run: one, or several started by torchrun.
 
 All draw the same sub-networks from the same seed, each sees its share of every batch, and gradients are averaged by
-hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly."""
+hand: sub-networks leave most weights unused, which DistributedDataParallel handles badly. They travel (`Travelling`)
+while something else is computed: the largest network's while the others run, those of blocks while the backward pass is
+at the blocks before them. All processes run the same networks, and so send the same messages in the same order."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -22,7 +25,7 @@ from superformer.errors import SuperformerError
 from superformer.settings import DEVICE
 
 T = TypeVar("T")
-BUCKET = 8 * 2**20
+BUCKET = 2**20
 """Elements that travel together."""
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 """What carries tensors between devices of a kind; between all others gloo does."""
@@ -135,18 +138,86 @@ class World:
         return self.device if self.device.type in BACKENDS else torch.device("cpu")
 
     def mean_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average gradients, many small ones in one message. All ran the same sub-networks, and have the same."""
-        if self.size == 1:
+        """Average gradients, in place. All ran the same sub-networks, and have the same."""
+        travelling = Travelling(self)
+        travelling.send(p.grad for p in parameters)
+        travelling.arrive()
+
+    def divided(self, pieces: Sequence[T], work: Callable[[Sequence[T]], Sequence[float]]) -> list[float]:
+        """A number for each piece: each process works on every so manyth, and all get all."""
+        found = torch.zeros(len(pieces), dtype=torch.float64, device=self.carrier)
+        if mine := pieces[self.rank :: self.size]:
+            found[self.rank :: self.size] = torch.tensor(work(mine), dtype=torch.float64, device=self.carrier)
+        if self.size > 1:
+            dist.all_reduce(found)
+        return [float(value) for value in found.tolist()]
+
+
+class Travelling:
+    """Gradients on their way to their mean over all processes, many small ones in one message; whoever sends them must
+    not change them until they `arrive`. ``dtype``: what they travel as, if not as what they are."""
+
+    def __init__(self, world: World, dtype: torch.dtype | None = None):
+        self.world, self.dtype = world, dtype
+        self.known: set[int] = set()
+        self.waiting: list[Tensor] = []
+        self.away: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+
+    @torch.no_grad()
+    def send(self, grads: Iterable[Tensor | None]) -> None:
+        """Those that were not sent yet, as soon as they fill a message. None: of what was not used."""
+        if self.world.size == 1:
             return
-        buckets: list[list[Tensor]] = [[]]
-        for grad in [p.grad for p in parameters if p.grad is not None]:
-            if sum(g.numel() for g in buckets[-1]) >= BUCKET:
-                buckets.append([])
-            buckets[-1].append(grad)
-        for grads in filter(None, buckets):
-            flat = self.mean(torch.cat([g.flatten() for g in grads]))
-            for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
-                grad.copy_(part.view(grad.shape))
+        for grad in grads:
+            if grad is not None and id(grad) not in self.known:
+                self.known.add(id(grad))
+                self.waiting.append(grad)
+                if sum(g.numel() for g in self.waiting) >= BUCKET:
+                    self._send()
+
+    def _send(self) -> None:
+        flat = torch.cat([g.flatten() for g in self.waiting]).to(self.dtype or self.waiting[0].dtype)
+        self.away.append((dist.all_reduce(flat, async_op=True), flat, self.waiting))
+        self.waiting = []
+
+    @torch.no_grad()
+    def arrive(self) -> None:
+        """Until all that was sent is there, in its place."""
+        if self.waiting:
+            self._send()
+        for work, flat, grads in self.away:
+            work.wait()
+            parts = torch.split(flat, [g.numel() for g in grads])
+            for grad, part in zip(grads, parts, strict=True):
+                torch.div(part.view(grad.shape), self.world.size, out=grad)
+        self.away = []
+
+    @contextmanager
+    def early(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """For the last forward pass of a step: gradients of modules that it calls are sent during the backward pass, as
+        soon as that has passed the module's input. (Whatever was computed after the input then has its gradient:
+        autograd works from the newest to the oldest.)"""
+        if self.world.size == 1:
+            yield
+            return
+        calls = dict.fromkeys(modules, 0)
+
+        def passed(module: nn.Module, grad: Tensor) -> None:
+            calls[module] -= 1
+            if not calls[module]:
+                self.send(p.grad for p in module.parameters())
+
+        def called(module: nn.Module, given: tuple[Any, ...]) -> None:
+            if given[0].requires_grad:
+                calls[module] += 1
+                given[0].register_hook(partial(passed, module))
+
+        handles = [module.register_forward_pre_hook(called) for module in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def synchronise(net: nn.Module, on: bool = True) -> None:

@@ -3,7 +3,8 @@ executed, and the same tensors and facts give the same bytes.
 
 * a stand-alone network as a folder: ``model.safetensors`` and ``config.json``;
 * a trained supernet as a file: ``supernet.safetensors``, its space and its classes in the header;
-* checkpoints: tensors of every kind, the rest as JSON in the header. What a step draws at random comes from the seed
+* checkpoints: tensors of every kind, the rest as JSON in the header; where they are large, each process writes a part,
+  and the file itself, written last, has the checksums of the parts. What a step draws at random comes from the seed
   and the number of the step: no state of a random generator, of a sampler or of a loader is kept, on any rank."""
 
 from __future__ import annotations
@@ -190,13 +191,43 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"))
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Write a checkpoint, then let the oldest go."""
-    header = {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest, sort_keys=True)}
+def part_file(folder: Path, step: int, k: int, parts: int) -> Path:
+    return folder / f"part-{step:09d}-{k}-of-{parts}.safetensors"
+
+
+def save_part(folder: Path, checkpoint: Checkpoint, k: int, parts: int) -> None:
+    """Write one of so many parts of a checkpoint, which are about equally large. What is small is in the first one: the
+    statistics of norms may be each process's own."""
+    sizes, mine = [0] * parts, dict[str, Tensor]()
+    for name in sorted(checkpoint.tensors, key=lambda name: (-checkpoint.tensors[name].nbytes, name)):
+        tensor = checkpoint.tensors[name]
+        owner = sizes.index(min(sizes)) if tensor.ndim > 1 else 0
+        sizes[owner] += tensor.nbytes
+        if owner == k:
+            mine[name] = tensor
     files.make_folder(folder)
-    write_tensors(folder / f"step-{checkpoint.step:09d}.safetensors", checkpoint.tensors, header)
+    write_tensors(part_file(folder, checkpoint.step, k, parts), mine)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, parts: int = 1) -> None:
+    """Write a checkpoint, then let the oldest go; of several ``parts``, which are there already, what they are."""
+    step, header = checkpoint.step, {"step": str(checkpoint.step), "rest": json.dumps(checkpoint.rest, sort_keys=True)}
+    if parts > 1:
+        header["parts"] = json.dumps([_sum_of(part_file(folder, step, k, parts)) for k in range(parts)])
+    files.make_folder(folder)
+    write_tensors(folder / f"step-{step:09d}.safetensors", {} if parts > 1 else checkpoint.tensors, header)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
+    steps = {path.stem.removeprefix("step-") for path in list_checkpoints(folder)}
+    for part in folder.glob("part-*.safetensors"):
+        if part.name.split("-")[1] not in steps:
+            part.unlink(missing_ok=True)
+
+
+def _sum_of(path: Path) -> str:
+    """The checksum of a part that was just written; whoever reads it, checks it."""
+    with safe_open(path, "pt") as file:
+        return str((file.metadata() or {})[CHECKSUM])
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -209,6 +240,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         step, rest = int(header["step"]), json.loads(header["rest"])
         if path.stem != f"step-{step:09d}" or not files.has_form(rest, {"optimizer": dict, "guard": dict}):
             raise SuperformerError(f"it says that it is of step {step}")
+        sums = json.loads(header.get("parts", "[]"))
+        for k, wanted in enumerate(sums):
+            own, about = read_tensors(part_file(path.parent, step, k, len(sums)), how, sealed=True)
+            if about[CHECKSUM] != wanted:
+                raise SuperformerError(f"its part {k} is another one's")
+            tensors |= own
         return Checkpoint(step, tensors, rest)
 
 

@@ -32,7 +32,7 @@ from superformer.train.preparation import (
     rehearse,
 )
 from superformer.train.step import Trainer
-from superformer.train.steps import Loop, advice, newest_checkpoint, timekeeper
+from superformer.train.steps import Loop, advice, check_processes, newest_checkpoint, timekeeper
 from superformer.train.steps import require_finite as require_finite
 from superformer.train.time_budget import Stopwatch, as_begun, check_minutes, choose, say_end, say_time
 
@@ -110,6 +110,7 @@ def _train(
         if done >= steps and run.supernet_file.exists():
             tell(f"{run.folder} is already trained ({steps} steps)")
             return run
+        check_processes(found, world)
         if keeper is not None:
             left = keeper.seconds - watch.seconds
             epochs = f"{steps / steps_per_epoch:.3g} epochs ({steps} steps)"

@@ -152,12 +152,12 @@ def build_trainer(
 
 
 def check_networks(trainer: Trainer, pictures: data.DataSet, img_size: int) -> dict[str, float]:
-    """The accuracy of the watched sub-networks on the search split."""
+    """The accuracy of the watched sub-networks on the search split; processes share them."""
     recipe = trainer.recipe
     limits = img_size, recipe.watch.pictures, trainer.world.device
     judge = Evaluator.of(trainer.best, recipe, pictures, pictures.search, *limits)
     archs = watched(trainer.net.space, recipe.watch.networks, recipe.seed)
-    return dict(zip(archs, judge(list(archs.values())), strict=True))
+    return dict(zip(archs, trainer.world.divided(list(archs.values()), judge), strict=True))
 
 
 def measure(trainer: Trainer, pictures: data.DataSet, img_size: int, minutes: float) -> Costs:
@@ -178,7 +178,7 @@ def step_costs(
             times.append(watch.seconds)
             if len(times) >= LEAST_STEPS and world.first_says(watch.seconds) > most:
                 break
-    if world.first and check is not None:
+    if check is not None:
         start = watch.seconds
         check()
         checking = watch.seconds - start

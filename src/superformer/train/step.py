@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,7 +17,7 @@ from superformer.elastic.positions import at_size
 from superformer.families.network import Network
 from superformer.kernels import precision
 from superformer.recipes.settings import Recipe
-from superformer.runs.processes import World
+from superformer.runs.processes import Travelling, World
 from superformer.runs.storage import Checkpoint
 from superformer.train import losses, optimizer
 from superformer.train.features import Final, feature_loss
@@ -110,15 +111,19 @@ class Trainer:
         parts = [self._taught(part) for part in batch.parts(recipe.train.accumulate, self.world.device)]
         teacher_logits: list[Tensor] = []
         kept: optimizer.Grads | None = None
+        dtype = torch.bfloat16 if settings.travel == "bfloat16" else None
+        ahead, rest = Travelling(self.world, dtype), Travelling(self.world, dtype)
         for k, turn in enumerate(turns):
             if apart and k == largest:
                 self._unscale()
-                self.world.mean_gradients(self.parameters)
                 kept = self.memory.keep(net)
+                ahead.send(kept)
                 net.zero_grad()
-            total += self._forward_backward(turn, parts, teacher_logits)
+            total += self._forward_backward(turn, parts, teacher_logits, rest if k == len(turns) - 1 else None)
+        rest.send(p.grad for p in self.parameters)
+        ahead.arrive()
+        rest.arrive()
         self._unscale()
-        self.world.mean_gradients(self.parameters)
 
         # 3. One gradient of the largest network's and the others', and how they conflict.
         conflict = None
@@ -185,11 +190,16 @@ class Trainer:
         x = at_size(batch.x, (self.img_size,) * 2) if settings.teacher_size == "larger" else batch.x
         return Taught(replace(batch, x=x, target=target), finals)
 
-    def _forward_backward(self, turn: Turn, parts: Sequence[Taught], teacher_logits: list[Tensor]) -> Tensor:
-        """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``."""
+    def _forward_backward(
+        self, turn: Turn, parts: Sequence[Taught], teacher_logits: list[Tensor], travelling: Travelling | None
+    ) -> Tensor:
+        """One turn, part by part of the batch; its loss. The largest network's logits go to ``teacher_logits``. From
+        the last turn on, gradients are ``travelling`` as soon as they are complete."""
         total, amp = torch.zeros((), device=self.world.device), self.recipe.train.amp
         for m, part in enumerate(parts):
-            with precision(self.world.device, amp):
+            ends = travelling if m == len(parts) - 1 else None
+            early = nullcontext() if ends is None else ends.early(self.net.cells())
+            with precision(self.world.device, amp), early:
                 made = self._forward(turn, part.batch.x)
                 teacher = teacher_logits[m] if turn.role != "largest" and teacher_logits else None
                 loss = self._loss(made, part, teacher) / len(parts)

@@ -4,6 +4,7 @@ clock."""
 from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,12 +17,13 @@ from rich.console import Console
 from torch import nn
 
 from superformer import data
-from superformer.errors import StoppedError
+from superformer.errors import StoppedError, SuperformerError
 from superformer.progress import Tell, deferred_interrupts, teller
 from superformer.recipes.settings import Watch
 from superformer.runs import stored
 from superformer.runs.processes import World
-from superformer.runs.storage import Checkpoint, latest_checkpoint, save_checkpoint
+from superformer.runs.storage import Checkpoint, latest_checkpoint, save_checkpoint, save_part
+from superformer.settings import PROCESSES
 from superformer.train.display import Display, Metrics, Pace
 from superformer.train.state import Guard, Outcome
 from superformer.train.time_budget import Costs, Revision, Stopwatch, Timekeeper, Timetable
@@ -73,6 +75,8 @@ class Loop:
         self.metrics = Metrics(self.folder / stored.METRICS, self.done, tell) if self.world.first else None
         self.display = Display(self.console, self.steps, self.done)
         self.saved, self.pace = time.monotonic(), Pace()
+        size = sum(t.nbytes for t in trainer.checkpoint(self.done).tensors.values())
+        self.in_parts = self.world.size > 1 and size >= 1e9 * self.watch.parts_above
         self.checked = self._known_checks()
         try:
             with deferred_interrupts() as self.interrupt:
@@ -85,7 +89,7 @@ class Loop:
 
     def _epoch(self) -> None:
         """The rest of an epoch."""
-        world, trainer = self.world, self.trainer
+        trainer = self.trainer
         epoch, at = divmod(self.done, self.per_epoch)
         if at == 0:
             self.before(self.done)
@@ -105,10 +109,9 @@ class Loop:
                 if outcome.bad is not None:
                     self._tell_skipped(outcome.bad)
                 if self._check_due():
-                    if world.first:
-                        self._timed("check", self._check)
+                    self._timed("check", self._check)
                     self._stop_if_stale()
-                if world.first and (self._save_due() or self.interrupt.asked):
+                if self._saves():
                     self._timed("save", self._save)
                 if self.interrupt.asked and self.done < self.steps:
                     what = f"interrupted after step {self.done} of {self.steps}"
@@ -137,11 +140,17 @@ class Loop:
             self.keeper.other(kind, time.monotonic() - start)
 
     def _save(self) -> None:
-        """A checkpoint; where time counts, with what was spent of it."""
-        checkpoint = self.trainer.checkpoint(self.done)
-        if self.keeper is not None:
-            checkpoint = replace(checkpoint, rest={**checkpoint.rest, "seconds": self.keeper.watch.seconds})
-        save_checkpoint(self.folder / CHECKPOINTS, checkpoint, self.watch.keep)
+        """A checkpoint; where time counts, with what was spent of it. Of a large one each process writes a part, and
+        the first one, when all are there, that they are one."""
+        checkpoint, folder, parts = self.trainer.checkpoint(self.done), self.folder / CHECKPOINTS, 1
+        more = {} if self.keeper is None else {"seconds": self.keeper.watch.seconds}
+        checkpoint = replace(checkpoint, rest={**checkpoint.rest, "processes": self.world.size, **more})
+        if self.in_parts:
+            parts = self.world.size
+            save_part(folder, checkpoint, self.world.rank, parts)
+            self.world.wait()
+        if self.world.first:
+            save_checkpoint(folder, checkpoint, self.watch.keep, parts)
         self.saved = time.monotonic()
 
     def _tell(self, outcome: Outcome) -> None:
@@ -175,10 +184,11 @@ class Loop:
         return self.done == self.steps or math.floor(self.done / every) > math.floor((self.done - 1) / every)
 
     def _check(self) -> None:
-        """What is found goes to the metrics."""
-        assert self.metrics is not None
+        """What is found, by all processes, goes to the metrics."""
         assert self.check is not None
         found, told = self.check()
+        if self.metrics is None:
+            return
         self.metrics.write("health", self.done, **found, skipped=self.trainer.guard.skipped)
         self.checked.append((self.done, _mean(found)))
         self.display.note(f"epoch {self.done / self.per_epoch:.4g}: {told}")
@@ -202,6 +212,11 @@ class Loop:
             self.display.note(f"step {self.done}: no better check for {self.watch.stop:g} epochs, training ends")
             self.display.revise(self.done)
             self.steps = self.done
+
+    def _saves(self) -> bool:
+        """Whether this process writes now; where all write, the first one's clock says when."""
+        mine = self.world.first and (self._save_due() or self.interrupt.asked)
+        return bool(self.world.first_says(float(mine))) if self.in_parts else mine
 
     def _save_due(self) -> bool:
         late = time.monotonic() - self.saved >= self.watch.checkpoint_seconds
@@ -243,6 +258,15 @@ def newest_checkpoint(folder: Path, world: World, tell: Tell) -> Checkpoint | No
     if world.first:
         world.wait()
     return found
+
+
+def check_processes(found: Checkpoint | None, world: World) -> None:
+    """Refuse to go on with another number of processes, unless the user says so."""
+    before = world.size if found is None else int(found.rest.get("processes", world.size))
+    if before != world.size and os.environ.get(PROCESSES) != "any":
+        what = f"the number of processes that train was {before}, and would now be {world.size}"
+        why = "the batches stay the same, what drop path draws does not"
+        raise SuperformerError(f"{what}: start {before} again, or give --processes any ({why})")
 
 
 def timekeeper(

@@ -21,7 +21,15 @@ from superformer.runs.processes import World
 from superformer.runs.storage import write_tensors
 from superformer.train.optimizer import check_no_decay
 from superformer.train.preparation import step_costs
-from superformer.train.steps import CHECKPOINTS, Loop, advice, newest_checkpoint, require_finite, timekeeper
+from superformer.train.steps import (
+    CHECKPOINTS,
+    Loop,
+    advice,
+    check_processes,
+    newest_checkpoint,
+    require_finite,
+    timekeeper,
+)
 from superformer.train.time_budget import Costs, Stopwatch, as_begun, choose, say_end, say_time
 from superformer.transfer.evaluation import judge, told
 from superformer.transfer.examples import load
@@ -48,8 +56,10 @@ class _Work:
         return train_batches(self.data.train, self.trainer.settings, epoch, start, self.trainer.world)
 
     def check(self) -> tuple[dict[str, Any], str]:
-        """The task's figures on the examples that models are chosen by."""
+        """The task's figures on the examples that models are chosen by; the first process finds them."""
         own, device = self.trainer.settings, self.trainer.world.device
+        if not self.trainer.world.first:
+            return {}, ""
         found = judge(self.trainer.best, self.data, self.data.choice, own, device, own.watch.pictures)["metrics"]
         return {"metrics": found}, f"on the pictures to choose by: {told({MAIN[own.task]: found[MAIN[own.task]]})}"
 
@@ -114,6 +124,7 @@ def _go(
     if done >= steps and run.network_file.exists():
         tell(f"{run.folder} is already trained ({steps} steps)")
         return
+    check_processes(found, world)
     if keeper is not None:
         epochs = f"{steps / per_epoch:.3g} epochs ({steps} steps)"
         tell(f"{epochs} for {say_time(keeper.seconds)}, ends at about {say_end(keeper.seconds - watch.seconds)}")

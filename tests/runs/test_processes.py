@@ -1,0 +1,223 @@
+"""What several processes do together: gradients on their way, shared work, checkpoints in parts, two machines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.training import THOROUGH, environment, recipe, superformer
+from helpers.training import command as words_of
+from safetensors.torch import load_file
+from torch import Tensor
+
+from superformer import data
+from superformer.recipes import names, resolve, space_of
+from superformer.runs import Run, processes
+from superformer.runs.processes import Travelling, World
+from superformer.runs.storage import Checkpoint, latest_checkpoint, list_checkpoints, save_checkpoint, save_part
+from superformer.settings import PROCESSES
+from superformer.train.preparation import build_trainer
+
+LAPTOP = [name for name in names() if name.endswith("-laptop") and name != "demo-laptop"]
+
+
+# --- gradients ---
+
+
+class Twins:
+    """Two processes that have the same, played by this one; what was sent, and what of it before all was there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bucket: int):
+        self.sent: list[torch.dtype] = []
+        self.early: list[int] = []
+        monkeypatch.setattr(processes, "BUCKET", bucket)
+        monkeypatch.setattr(dist, "all_reduce", self._all_reduce)
+        arrive = Travelling.arrive
+        monkeypatch.setattr(Travelling, "arrive", lambda own: (self.early.append(len(own.away)), arrive(own))[1])
+
+    def _all_reduce(self, x: Tensor, async_op: bool = False) -> object:
+        self.sent += [x.dtype] * async_op
+        x.mul_(2)
+        return SimpleNamespace(wait=lambda: None)
+
+
+def gradients(name: str, world: World, *changes: str) -> dict[str, Tensor]:
+    """Of the first step."""
+    words = ("train.batch_size=16", "train.sync_norm=false", "watch.conflicts=0", "loss.teachers=[]", *changes)
+    own = resolve(name, words)
+    pictures = data.load("digits", own.data, own.img_size or space_of(own).img_size)
+    trainer = build_trainer(own, space_of(own), pictures.classes, 20, 20, world)
+    trainer.guard.explode = 1e9
+    grid = trainer.net.patch_grid(trainer.img_size) if own.mix.patches != "off" else None
+    batches = data.train_batches(
+        pictures.train, own.data, own.mix, trainer.img_size, seed=0, epoch=0, batch_size=16, patch_grid=grid
+    )
+    with batches:
+        trainer.step(0, next(batches))
+    return {n: p.grad.clone() for n, p in trainer.net.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", LAPTOP if THOROUGH else ["nasvit-laptop", "vitas-twins-laptop", "s3-laptop"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradients_that_travel_are_complete(monkeypatch: pytest.MonkeyPatch, name: str, parts: int) -> None:
+    """Those of a block leave while the backward pass is at the blocks before it: nothing may come after."""
+    words = (f"train.accumulate={parts}", f"train.recompute={str(parts == 2).lower()}", "data.workers=0")
+    alone = gradients(name, World(), *words)
+    twins = Twins(monkeypatch, 100)
+    together = gradients(name, World(0, 2), *words)
+    assert alone.keys() == together.keys()
+    assert all(torch.equal(alone[key], together[key]) for key in alone)
+    assert resolve(name).sampling.rule == "multi" or max(twins.early) > 3
+
+
+def test_gradients_may_travel_in_half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = gradients("nasvit-laptop", World())
+    twins = Twins(monkeypatch, 1000)
+    together = gradients("nasvit-laptop", World(0, 2), "gradients.travel=bfloat16")
+    assert set(twins.sent) == {torch.bfloat16}
+    assert any(not torch.equal(alone[key], together[key]) for key in alone)
+    one, two = (torch.cat([g[key].flatten() for key in alone]) for g in (alone, together))
+    assert float((one - two).norm() / one.norm()) < 0.01
+
+
+# --- the command line on two processes ---
+
+
+def run_of(folder: Path, *words: str, count: int = 2, data_spec: str = "digits") -> subprocess.CompletedProcess[str]:
+    given = ("train", "--recipe", recipe(folder.parent), "--data", data_spec, "--run", str(folder))
+    return superformer(*given, *words, processes=count)
+
+
+@pytest.mark.xdist_group("two")
+def test_checkpoints_in_parts_and_another_number_of_processes(
+    tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process writes a part, any number of processes reads them; another number goes on only when told so, and
+    sees the same batches. The checks are the work of all."""
+    words = ("train.epochs=0.5", "watch.checkpoint_steps=3", "watch.parts_above=0", "optimizer.lr=5e-4")
+    words = (*words, "train.drop_path=0", "watch.every=0.25")
+    done = run_of(tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = Run(tmp_path / "run")
+    newest = list_checkpoints(run.checkpoints)[-1]
+    parts = sorted(run.checkpoints.glob(f"part-{newest.stem[5:]}-*"))
+    assert [part.name[-18:] for part in parts] == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    kept = [set(load_file(part)) for part in parts]
+    assert kept[0].isdisjoint(kept[1])
+    assert load_file(newest) == {}
+    whole = load_file(run.supernet_file)
+    found = latest_checkpoint(run.checkpoints)
+    assert found is not None
+    assert found.rest["processes"] == 2
+    assert {k: v for k, v in found.under("ema.").items() if k in whole}.keys() == whole.keys()
+    checked = [row["accuracy"] for row in run.metrics() if row["kind"] == "health"]
+
+    run.supernet_file.unlink()
+    newest.unlink()  # as if it was killed before it was whole
+    given = ("train", "--recipe", recipe(tmp_path), "--data", "digits", "--run", str(run.folder), *words)
+    for word, says in (((), "was 2, and would now be 1.*--processes any"), (("--processes", "al"), "possible: same, any")):
+        status, _, error = command(*given, *word)
+        assert status == 2
+        assert re.search(says, error)
+    monkeypatch.setenv(PROCESSES, "same")
+    assert command(*given, "--processes", "any")[0] == 0
+    again = load_file(run.supernet_file)
+    assert max(float((whole[k] - again[k]).abs().max()) for k in whole) < 1e-5
+    one = [row["accuracy"] for row in run.metrics() if row["kind"] == "health"]
+    assert checked[:-1] == one[:-1]
+    assert checked[-1] == pytest.approx(one[-1], abs=0.01)
+
+
+def test_a_checkpoint_is_there_when_all_its_parts_are(tmp_path: Path) -> None:
+    state = {f"net.{n}": torch.randn(n, 5) for n in range(1, 9)} | {"net.small": torch.randn(5)}
+    rest = {"optimizer": {}, "guard": {}}
+    for step in (1, 2, 3, 4):
+        point = Checkpoint(step, {k: v + step for k, v in state.items()}, rest)
+        for k in range(3):
+            save_part(tmp_path, point, k, 3)
+        if step < 4:  # killed before the last one was told of
+            save_checkpoint(tmp_path, point, 2, 3)
+    sizes = [part.stat().st_size for part in sorted(tmp_path.glob("part-000000003-*"))]
+    assert max(sizes) < 2 * min(sizes)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 3
+    assert all(torch.equal(found.tensors[k], v + 3) for k, v in state.items())
+    assert not list(tmp_path.glob("part-000000001-*"))  # went with the checkpoint
+    shutil.copy(tmp_path / "part-000000004-1-of-3.safetensors", tmp_path / "part-000000003-1-of-3.safetensors")
+    with pytest.warns(UserWarning, match="its part 1 is another one's"):
+        found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 2
+
+
+# --- two machines ---
+
+
+class Nodes:
+    """Two namespaces of the network with a cable between them: to programs, two machines with one disk."""
+
+    def __init__(self) -> None:
+        self.names = [f"sf-{uuid.uuid4().hex[:6]}{k}" for k in range(2)]
+        self.addresses = ["10.77.0.1", "10.77.0.2"]
+
+    def __enter__(self) -> Nodes:
+        one, two = self.names
+        for name in self.names:
+            self.ip("netns", "add", name)
+        self.ip("link", "add", f"{one}v", "netns", one, "type", "veth", "peer", "name", f"{two}v", "netns", two)
+        for name, address in zip(self.names, self.addresses, strict=True):
+            self.ip("-n", name, "addr", "add", f"{address}/24", "dev", f"{name}v")
+            self.ip("-n", name, "link", "set", f"{name}v", "up")
+            self.ip("-n", name, "link", "set", "lo", "up")
+        return self
+
+    def ip(self, *words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        assert done.returncode == 0, f"two networks on one machine need iproute2 and root: {done.stderr}"
+
+    def start(self, k: int, words: list[str]) -> subprocess.Popen[str]:
+        own = environment() | {"GLOO_SOCKET_IFNAME": f"{self.names[k]}v"}
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.names[k], *words], env=own, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def __exit__(self, *problem: object) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.xdist_group("two")
+def test_two_machines_are_as_one(tmp_path: Path) -> None:
+    """Two networks with a cable between them, a process in each; the words of docs/many-devices.md."""
+    words = ("train.epochs=0.25", "watch.checkpoint_seconds=1000")
+    done = run_of(tmp_path / "one", *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    given = ("train", "--recipe", recipe(tmp_path), "--data", "digits", "--run", str(tmp_path / "two"), *words)
+    with Nodes() as nodes:
+        started = []
+        for k, address in enumerate(nodes.addresses):
+            there = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "runs-two"]
+            there += ["--rdzv-endpoint", f"{nodes.addresses[0]}:29500", "--local-addr", address]
+            there += ["--rdzv-conf", f"is_host={int(k == 0)}"]  # nobody here has a name that says who is who
+            all_words = words_of(*given, processes=2)
+            at = all_words.index("--standalone")
+            started.append(nodes.start(k, [*all_words[:at], *there, *all_words[at + 3 :]]))
+        try:
+            told = [process.communicate(timeout=240)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(told)[-3000:]
+    assert "The supernet is in" in told[0]
+    assert (tmp_path / "one" / "supernet.safetensors").read_bytes() == (
+        tmp_path / "two" / "supernet.safetensors"
+    ).read_bytes()
