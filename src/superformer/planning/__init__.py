@@ -22,6 +22,7 @@ from superformer.cost import cost
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.kernels import accelerated, rehearsing
+from superformer.kernels.slices import MEMORY
 from superformer.planning.devices import Device, Devices
 from superformer.planning.measured import here, reached
 from superformer.planning.trace import Trace, Work, size_of
@@ -82,17 +83,26 @@ def _at_hand(
     few = min(recipe.train.batch_size, max(FEW // least, 1) * least * recipe.train.accumulate)
     small = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": few})})
     step = traced(small, space, classes, steps, per_epoch, elsewhere=elsewhere)
+    trainer, batch = real_step(small, space, classes, steps, per_epoch, World(device=device_here()))
+    return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
+
+
+def real_step(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, world: World
+) -> tuple[Trainer, data.Batch]:
+    """What the steps that are planned are really taken with: a network with new weights, pictures of noise."""
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    world = World(device=device_here())
-    net = supernet(space, classes, recipe.sharing, drop_path=recipe.train.drop_path, **heads).to(world.device)
+    words = {"drop_path": recipe.train.drop_path, "dropout": recipe.train.dropout}
+    net = supernet(space, classes, recipe.sharing, **words, **heads).to(world.device).train()
+    net.set_grad_checkpointing(recipe.train.recompute)
     taught = untrained_teachers(recipe.loss.teachers, classes, recipe.loss.teacher_size)
-    trainer = Trainer(net.train(), small, steps, per_epoch, world, [t.to(world.device) for t in taught])
+    trainer = Trainer(net, recipe, steps, per_epoch, world, [t.to(world.device) for t in taught])
     batch = _batch(trainer, classes)
-    batch.x.normal_()
+    batch.x.normal_(generator=torch.Generator().manual_seed(0))
     for target in (batch.target, batch.patches):
         if target is not None:
             target.fill_(1 / classes)
-    return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
+    return trainer, batch
 
 
 def _that_fit(
@@ -148,7 +158,7 @@ def traced(
     if batch % processes:
         raise SuperformerError(f"a batch of {batch} cannot be shared equally by {processes} devices")
     share = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": batch // processes})})
-    with rehearsing(elsewhere), FakeTensorMode():
+    with rehearsing(elsewhere), FakeTensorMode(), Trace() as trace:
         taught = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
         single = share.model_copy(update={"train": share.train.model_copy(update={"ema": None})})  # it makes a copy
         trainer = Trainer(_network(share, space, classes), single, steps, per_epoch, Nowhere(), taught)
@@ -159,12 +169,9 @@ def traced(
         largest = max(looked, key=macs.__getitem__)
         pictures = _batch(trainer, classes)
         trainer.step(largest, pictures)  # the optimiser's moments are there afterwards
-        held = _held(trainer)
-        memory = {name: size_of(tensors) for name, tensors in held.items()}
-        memory["gradients"] = size_of([p.grad for p in trainer.parameters if p.grad is not None])
-        given = [t for t in vars(pictures).values() if isinstance(t, Tensor)]
-        with Trace([*(t for tensors in held.values() for t in tensors), *given]) as trace:
-            trainer.step(largest, pictures)
+        trace.begin()
+        trainer.step(largest, pictures)
+        memory = {name: size_of(tensors) for name, tensors in _held(trainer).items()}
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
     with_moments = [p for p in trainer.parameters if trainer.optimizer.state.get(p)]
     each = memory["optimizer"] / max(size_of(with_moments), 1)  # in the end every weight has had its turn
@@ -204,10 +211,12 @@ def _batch(trainer: Trainer, classes: int) -> data.Batch:
 
 
 def _held(trainer: Trainer) -> dict[str, list[Tensor]]:
-    """What is there between steps."""
+    """What is there between steps. On a processor the memory of gradients stays for the next one."""
     moments = [t for state in trainer.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+    kept = [p.__dict__[MEMORY].grad for p in trainer.parameters if MEMORY in p.__dict__]
     return {
         "weights": [*trainer.net.parameters(), *trainer.net.buffers()],
+        "gradients": [*(p.grad for p in trainer.parameters if p.grad is not None), *kept, *trainer.memory.kept],
         "optimizer": moments,
         "average": list(trainer.ema.module.state_dict().values()) if trainer.ema is not None else [],
         "teachers": [t for teacher in trainer.teachers for t in (*teacher.parameters(), *teacher.buffers())],
