@@ -61,7 +61,7 @@ def test_every_recipe_is_planned(name):
     assert step.memory["weights"] == size_of([*real.net.parameters(), *real.net.buffers()])
     moments = {"adamw": 2, "sgd": 1}.get(own.optimizer.name, 2)
     assert step.memory["optimizer"] == pytest.approx(moments * size_of(real.parameters), rel=0.01, abs=4096)
-    assert 0 < step.memory["gradients"] <= size_of(real.parameters)
+    assert 0 < step.memory["gradients"] <= 2 * size_of(real.parameters)  # the largest network's may be kept apart
     assert step.memory["total"] == sum(v for k, v in step.memory.items() if k != "total")
     assert step.memory["activations"] > 0
     assert step.mean <= step.macs

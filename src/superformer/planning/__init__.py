@@ -7,6 +7,7 @@ long as its arithmetic, its bytes or its start, whatever is longest."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ IMAGENET_PICTURES, IMAGENET_CLASSES = 1_281_167, 1000
 """Of the papers' data, where no other are named."""
 FEW = 16
 """Pictures of a step that is measured."""
+LEAST = 0.9
+"""Of its share of the activations, that a part of a batch takes at least."""
+AHEAD = 3
+"""Batches that lie on an accelerator before they are used: two that wait, one that arrives."""
 LOOKED_AT = 64
 """Steps, spread over the training, that tell the mean work; the largest of them is traced."""
 
@@ -81,7 +86,7 @@ def _at_hand(
     """The device of this process, by real steps with few pictures."""
     least = recipe.sampling.networks if recipe.sampling.rule == "multi" else 1
     few = min(recipe.train.batch_size, max(FEW // least, 1) * least * recipe.train.accumulate)
-    small = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": few})})
+    small = _with(recipe, few)
     step = traced(small, space, classes, steps, per_epoch, elsewhere=elsewhere)
     trainer, batch = real_step(small, space, classes, steps, per_epoch, World(device=device_here()))
     return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
@@ -110,25 +115,27 @@ def _that_fit(
 ) -> Iterator[dict[str, Any]]:
     """What to change where memory is too small: the fewest words of each kind that are enough."""
     share = recipe.train.batch_size // devices.count
-    halves = [f"train.accumulate={2**k}" for k in range(1, share.bit_length()) if share % 2**k == 0]
+    halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
     for words in (
-        (),
-        ("train.amp=bfloat16",),
-        ("train.recompute=true",),
-        ("train.amp=bfloat16", "train.recompute=true"),
+        [],
+        ["train.amp=bfloat16"],
+        ["train.recompute=true"],
+        ["train.amp=bfloat16", "train.recompute=true"],
     ):
-        if "train.amp=bfloat16" in words and not devices.device.bfloat16:
+        if "train.amp=bfloat16" in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
             continue
-        for more in ((), *((half,) for half in halves)):
-            if not (words or more):
-                continue
+        whole: dict[str, int] = {}
+        for parts in halves:
+            changes = [*words, *([f"train.accumulate={parts}"] if parts > 1 else [])]
+            if whole and whole["total"] - whole["activations"] * (1 - LEAST / parts) > devices.device.usable:
+                continue  # a part of a batch takes its share
             with suppress(SuperformerError):  # batches that cannot be cut like this
-                changed = from_tree(recipe.model_dump(mode="json"), recipe.name, [*words, *more])
-                found = _told(
-                    changed, devices, traced(changed, space, classes, steps, per_epoch, devices.count), steps, per_epoch
-                )
-                if found["fits"]:
-                    yield {"words": [*words, *more], "total": found["memory"]["total"], "hours": found["hours"]}
+                changed = from_tree(recipe.model_dump(mode="json"), recipe.name, changes)
+                step = traced(changed, space, classes, steps, per_epoch, devices.count)
+                whole = whole or step.memory
+                found = _told(changed, devices, step, steps, per_epoch)
+                if found["fits"] and changes:
+                    yield {"words": changes, "total": found["memory"]["total"], "hours": found["hours"]}
                     break
 
 
@@ -157,7 +164,9 @@ def traced(
     batch = recipe.train.batch_size
     if batch % processes:
         raise SuperformerError(f"a batch of {batch} cannot be shared equally by {processes} devices")
-    share = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": batch // processes})})
+    if recipe.train.accumulate > 2:
+        return _of_parts(recipe, space, classes, steps, per_epoch, processes, elsewhere)
+    share = _with(recipe, batch // processes)
     with rehearsing(elsewhere), FakeTensorMode(), Trace() as trace:
         taught = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
         single = share.model_copy(update={"train": share.train.model_copy(update={"ema": None})})  # it makes a copy
@@ -168,16 +177,53 @@ def traced(
         macs = {n: _macs(trainer, n, batch // processes) for n in looked}
         largest = max(looked, key=macs.__getitem__)
         pictures = _batch(trainer, classes)
-        trainer.step(largest, pictures)  # the optimiser's moments are there afterwards
+        _as_later(trainer)
+        if not elsewhere:  # whose memory of gradients stays
+            trainer.step(largest, pictures)
         trace.begin()
         trainer.step(largest, pictures)
         memory = {name: size_of(tensors) for name, tensors in _held(trainer).items()}
+        memory["pictures"] = size_of(t for t in vars(pictures).values() if isinstance(t, Tensor))
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
-    with_moments = [p for p in trainer.parameters if trainer.optimizer.state.get(p)]
-    each = memory["optimizer"] / max(size_of(with_moments), 1)  # in the end every weight has had its turn
-    memory["optimizer"] = round(each * size_of(trainer.parameters))
+    memory["pictures"] *= 1 + AHEAD * elsewhere
     memory["total"] = sum(memory.values())
     return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), largest)
+
+
+def _with(recipe: Recipe, batch: int, parts: int | None = None) -> Recipe:
+    """The recipe with another batch, in other parts."""
+    changes = {"batch_size": batch, "accumulate": parts or recipe.train.accumulate}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+
+
+def _of_parts(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, processes: int, elsewhere: bool
+) -> Step:
+    """A step in many parts, by steps of one and of two of them: the second has all that is alive, and each further one
+    is what it does more."""
+    batch, parts = recipe.train.batch_size, recipe.train.accumulate
+    if batch % (parts * processes):
+        raise SuperformerError(f"a process's batch of {batch // processes} cannot be computed in {parts} equal parts")
+    how = space, classes, steps, per_epoch, processes, elsewhere
+    one, two = (traced(_with(recipe, k * batch // parts, k), *how) for k in (1, 2))
+    memory = two.memory | {"pictures": two.memory["pictures"] * parts // 2}
+    memory["total"] += memory["pictures"] - two.memory["pictures"]
+    each = list((Counter(two.work) - Counter(one.work)).elements())
+    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, two.number)
+
+
+@torch.no_grad()
+def _as_later(trainer: Trainer) -> None:
+    """In the end every weight has had its turn: the optimiser has its moments, and where gradients are set aside they
+    have their memory."""
+    for p in trainer.parameters:
+        p.grad = torch.empty_like(p)
+    trainer.optimizer.step()
+    settings = trainer.recipe.gradients
+    aside = settings.rule == "project" or trainer.recipe.watch.conflicts or settings.clip_subnets is not None
+    if aside and trainer.recipe.sampling.rule == "sandwich":
+        trainer.memory.keep(trainer.net)
+    trainer.net.zero_grad()
 
 
 class _Average:
