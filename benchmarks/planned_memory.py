@@ -1,7 +1,7 @@
 """The memory that a plan predicts for a training step, beside what the same step takes on this processor: the peak of a
 fresh process above what it held before the network was there. One JSON line a recipe.
 
-python benchmarks/planned_memory.py [--batch 16] [recipe ...]"""
+python benchmarks/planned_memory.py [--batch 8] [recipe ...]"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resident(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def measure(name: str, words: list[str]) -> None:
+def measure(name: str, words: list[str], batch: int) -> None:
     import torch
     from common import report
 
@@ -46,9 +46,14 @@ def measure(name: str, words: list[str]) -> None:
         for _ in range(2):
             trainer.step(number, batch)
 
+    many = resolve(name, words).sampling
+    if many.rule == "multi":  # a picture for each network
+        words = [*words, f"train.batch_size={max(batch, many.networks)}"]
     recipe = resolve(name, words)
     planned = traced(recipe, space_of(recipe), CLASSES, STEPS, PER_EPOCH, elsewhere=False)
-    take(name.removesuffix("-laptop") + "-laptop", [*words, "train.batch_size=16", "loss.teachers=[]"], 0)  # loads the libraries
+    take(
+        name.removesuffix("-laptop") + "-laptop", [*words, "train.batch_size=16", "loss.teachers=[]"], 0
+    )  # loads the libraries
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the most so far is what there is now
@@ -63,13 +68,13 @@ def measure(name: str, words: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipes", nargs="*", default=RECIPES)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--set", nargs="*", default=[], help="further words of the recipe")
     parser.add_argument("--here", action="store_true", help="in this process")
     given = parser.parse_args()
     words = [f"train.batch_size={given.batch}", "train.amp=off", *given.set]
     if given.here:
-        measure(given.recipes[0], words)
+        measure(given.recipes[0], words, given.batch)
         return 0
     shared = [sys.executable, __file__, "--here", "--batch", str(given.batch)]
     own = ["--set", *given.set] if given.set else []

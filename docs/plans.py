@@ -19,18 +19,30 @@ RECIPES = ("s3", "vitas-v1", "vitas-deit", "vitas-twins", "vit-resnas", "nasvit"
 COUNTS, DEVICE = (1, 8, 64), "A100-80GB"
 HEAD = """# The papers' recipes, planned
 
-What training each supernet takes on ImageNet-1k, told by `superformer plan --recipe NAME --devices {device}` before anything runs.
-[How it is computed](many-devices.md#the-plan-before-the-bill). `.venv/bin/python docs/plans.py` wrote this page; every figure is as the command prints it.
+What training each supernet takes on ImageNet-1k, told by `superformer plan --recipe NAME --devices {device}` before
+anything runs ([how it is computed](many-devices.md#the-plan-before-the-bill)). `.venv/bin/python docs/plans.py` wrote
+this page; every figure is as the command prints it.
 
-**What is exact**: steps, MACs, launches (operations that a device starts), bytes between devices (what one device sends in a step), disk
-(checkpoints that are kept, and the supernet). **Memory** is what is alive at once in the step with the most work; `benchmarks/planned_memory.py` compares it with what the same
-step takes on a processor ([figures](#planned-and-real)). **Hours are predictions** from published peaks, of which half is assumed to be reached; nothing of it was measured
-on a GPU. `--measure` on your device replaces the peaks and the half.
+**Counted**: steps, MACs, launches (operations that a device starts in a step), what one device sends in a step, disk
+(checkpoints that are kept, and the supernet). **Memory** is what is alive at once in the step with the most work, beside
+what the same step takes on a processor [below](#planned-and-real). **Times are predictions** from published peaks, half
+of which is assumed to be reached: none of it was measured on a GPU. `--measure` on your device replaces both.
 
 """
-ROW = ("recipe", "devices", "steps", "MACs a step", "launches", "memory", "fits", "sent a step", "a step", "time", "disk")
+ROW = (
+    "recipe",
+    "devices",
+    "steps",
+    "MACs a step",
+    "launches",
+    "memory",
+    "fits",
+    "sent a step",
+    "a step",
+    "time",
+    "disk",
+)
 ASSUMED = "Assumed of each device: "
-REAL = Path(__file__).parent / "plans-real.jsonl"
 
 
 def planned(name: str, count: int, folder: Path) -> dict[str, Any]:
@@ -53,7 +65,11 @@ def lines(folder: Path) -> list[str]:
             f"{1e3 * p['seconds_a_step']:.3g} ms", say_time(3600 * p["hours"]), f"{amount(p['disk'])}B",
         )  # fmt: skip
         out.append(f"| {' | '.join(cells)} |")
-    out += ["", "MACs are those of all devices together, forward and backward; launches, memory and bytes those of each.", ""]
+    out += [
+        "",
+        "MACs are those of all devices together, forward and backward; launches, memory and bytes those of each.",
+        "",
+    ]
     out += [ASSUMED + "; ".join(plans[0]["assumed"]) + ".", "", "## What the memory holds", ""]
     kinds = [k for k in plans[0]["memory"] if k != "total"]
     out += [f"| recipe | devices | {' | '.join(kinds)} |", f"|{'---|' * (len(kinds) + 2)}"]

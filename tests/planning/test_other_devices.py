@@ -1,12 +1,11 @@
 """On a device that is not the processor: steps, evaluation, statistics of batch norms, a round of a search, each with
-the networks and the whole batch of a paper. torch's meta device refuses to meet tensors of any other, and has no numbers
-that could be waited for: who asks for one fails, but where it is listed here. Tensors without numbers that say they lie
-on ``cuda`` do the same for the forward pass."""
+the networks and the whole batch of a paper. torch's meta device refuses to meet tensors of any other, and has no
+numbers that could be waited for: who asks for one fails, but where it is listed here. Tensors without numbers that say
+they lie on ``cuda`` do the same for the forward pass."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np

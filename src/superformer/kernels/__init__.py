@@ -220,6 +220,7 @@ def remembered(make: Callable[..., T]) -> Callable[..., T]:
 
 # --- devices ---
 
+NO_ACCELERATOR = ("cpu", "meta")
 HIGH = "SUPERFORMER_TF32"
 """Set to 0, accelerators multiply float32 with all its bits."""
 
@@ -235,7 +236,7 @@ def _fast_products() -> None:
 def precision(device: torch.device, name: str) -> AbstractContextManager[Any]:
     """Operations in bfloat16 or float16 where that is safe (autocast); ``off``: as the tensors are. On an accelerator
     products of float32 are TF32's from then on."""
-    if accelerated(device):
+    if device.type not in NO_ACCELERATOR:
         _fast_products()
     return nullcontext() if name == "off" else torch.autocast(device.type, getattr(torch, name))
 
@@ -252,13 +253,13 @@ def counting(device: torch.device) -> torch.dtype:
 
 def finished(x: Tensor) -> None:
     """Wait until everything that was started on the device of ``x`` is done."""
-    if x.device.type not in ("cpu", "meta"):
+    if x.device.type not in NO_ACCELERATOR:
         torch.accelerator.synchronize(x.device)
 
 
 def timer(device: torch.device, clock: Callable[[], float]) -> Callable[[Callable[[], object]], float]:
     """What tells the seconds that work takes on a device: by its own events, or on a processor by a clock."""
-    if device.type in ("cpu", "meta"):
+    if device.type in NO_ACCELERATOR:
 
         def by_clock(work: Callable[[], object]) -> float:
             before = clock()
@@ -289,7 +290,9 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
             return made(*args)
         except torch._dynamo.exc.BackendCompilerFailed as error:
             why = "is there a C++ compiler, or on an accelerator Triton?"
-            raise SuperformerError(f"torch.compile does not work here ({why}): set train.compile=false. {error}") from error
+            raise SuperformerError(
+                f"torch.compile does not work here ({why}): set train.compile=false. {error}"
+            ) from error
 
     return run
 

@@ -116,12 +116,7 @@ def _that_fit(
     """What to change where memory is too small: the fewest words of each kind that are enough."""
     share = recipe.train.batch_size // devices.count
     halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
-    for words in (
-        [],
-        ["train.amp=bfloat16"],
-        ["train.recompute=true"],
-        ["train.amp=bfloat16", "train.recompute=true"],
-    ):
+    for words in ([], ["train.amp=bfloat16"], ["train.recompute=true"], ["train.amp=bfloat16", "train.recompute=true"]):
         if "train.amp=bfloat16" in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
             continue
         whole: dict[str, int] = {}
