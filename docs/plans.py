@@ -21,12 +21,12 @@ HEAD = """# The papers' recipes, planned
 
 What training each supernet takes on ImageNet-1k, told by `superformer plan --recipe NAME --devices {device}` before
 anything runs ([how it is computed](many-devices.md#the-plan-before-the-bill)). `.venv/bin/python docs/plans.py` wrote
-this page; every figure is as the command prints it.
+this page; figures are as the command prints them.
 
 **Counted**: steps, MACs, launches (operations that a device starts in a step), what one device sends in a step, disk
 (checkpoints that are kept, and the supernet). **Memory** is what is alive at once in the step with the most work, beside
 what the same step takes on a processor [below](#planned-and-real). **Times are predictions** from published peaks, half
-of which is assumed to be reached: none of it was measured on a GPU. `--measure` on your device replaces both.
+of which is assumed to be reached: nothing was measured on a GPU. `--measure` on your device replaces both.
 
 """
 ROW = (
@@ -60,7 +60,8 @@ def lines(folder: Path) -> list[str]:
     out = [f"| {' | '.join(ROW)} |", f"|{'---|' * len(ROW)}"]
     for p in plans:
         cells = (
-            p["recipe"], p["devices"].partition("x")[0], f"{p['steps']:,}", amount(p["macs_a_step"]), f"{p['launches']:,}",
+            p["recipe"], p["devices"].partition("x")[0], f"{p['steps']:,}", amount(p["macs_a_step"]),
+            f"{p['launches']:,}",
             f"{amount(p['memory']['total'])}B", "yes" if p["fits"] else "no", f"{amount(p['bytes_sent_a_step'])}B",
             f"{1e3 * p['seconds_a_step']:.3g} ms", say_time(3600 * p["hours"]), f"{amount(p['disk'])}B",
         )  # fmt: skip

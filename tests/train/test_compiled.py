@@ -51,3 +51,6 @@ def test_one_network_trains_to_the_same_weights_and_goes_on(tmp_path):
     assert again.step(2, batch) == whole
     for a, b in zip(fast.parameters, again.parameters, strict=True):
         assert torch.equal(a, b)
+    whole_run = resolve(recipe(tmp_path), [*WORDS, "train.compile=true", "train.epochs=0.02", "train.ema=null"])
+    run = train(whole_run.model_copy(update={"space": own.space}), "digits", tmp_path / "run")
+    assert run.supernet_file.exists()  # with checks and checkpoints of the compiled network

@@ -51,12 +51,13 @@ LOOKED_AT = 64
 @dataclass(frozen=True)
 class Step:
     """What a step takes of one device: bytes by kind, and the work of its operations. ``number``: which one it is;
-    ``macs``: of its forward passes, ``mean``: of those of the mean step."""
+    ``macs``: of its forward passes, ``mean``: of those of the mean step; ``grads``: bytes that processes average."""
 
     memory: dict[str, int]
     work: list[Work]
     macs: float
     mean: float
+    grads: int
     number: int = 0
 
 
@@ -179,10 +180,12 @@ def traced(
         trainer.step(largest, pictures)
         memory = {name: size_of(tensors) for name, tensors in _held(trainer).items()}
         memory["pictures"] = size_of(t for t in vars(pictures).values() if isinstance(t, Tensor))
+    apart = _apart(share)  # gradients that are averaged by themselves
+    grads = (1 + apart) * size_of([p.grad for p in trainer.parameters if p.grad is not None])
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
     memory["pictures"] *= 1 + AHEAD * elsewhere
     memory["total"] = sum(memory.values())
-    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), largest)
+    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), grads, largest)
 
 
 def _with(recipe: Recipe, batch: int, parts: int | None = None) -> Recipe:
@@ -204,7 +207,7 @@ def _of_parts(
     memory = two.memory | {"pictures": two.memory["pictures"] * parts // 2}
     memory["total"] += memory["pictures"] - two.memory["pictures"]
     each = list((Counter(two.work) - Counter(one.work)).elements())
-    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, two.number)
+    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, two.grads, two.number)
 
 
 @torch.no_grad()
@@ -214,11 +217,17 @@ def _as_later(trainer: Trainer) -> None:
     for p in trainer.parameters:
         p.grad = torch.empty_like(p)
     trainer.optimizer.step()
-    settings = trainer.recipe.gradients
-    aside = settings.rule == "project" or trainer.recipe.watch.conflicts or settings.clip_subnets is not None
-    if aside and trainer.recipe.sampling.rule == "sandwich":
+    recipe = trainer.recipe
+    if _apart(recipe) or (recipe.watch.conflicts and recipe.sampling.rule == "sandwich"):
         trainer.memory.keep(trainer.net)
     trainer.net.zero_grad()
+
+
+def _apart(recipe: Recipe) -> bool:
+    """Whether every step sets the largest network's gradients aside."""
+    settings = recipe.gradients
+    needed = settings.rule == "project" or settings.clip_subnets is not None
+    return needed and recipe.sampling.rule == "sandwich"
 
 
 class _Average:
@@ -276,7 +285,7 @@ def _told(recipe: Recipe, devices: Devices, step: Step, steps: int, per_epoch: i
     device, half = devices.device, recipe.train.amp != "off"
     share = step.mean / max(step.macs, 1e-9)  # of the largest step's work, that the mean one has
     computing = share * device.seconds(step.work, half)
-    sent = 2 * (devices.count - 1) / devices.count * step.memory["gradients"]
+    sent = 2 * (devices.count - 1) / devices.count * step.grads
     sending = sent / device.link if devices.count > 1 else 0.0
     seconds = computing + sending
     keep = recipe.watch.keep
