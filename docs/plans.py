@@ -24,7 +24,7 @@ anything runs ([how it is computed](many-devices.md#the-plan-before-the-bill)). 
 this page; figures are as the command prints them.
 
 **Counted**: steps, MACs, launches (operations that a device starts in a step), what one device sends in a step, disk
-(checkpoints that are kept, and the supernet). **Memory** is what is alive at once in the step with the most work, beside
+(checkpoints that are kept, the supernet). **Memory** is what is alive at once in the step with the most work, beside
 what the same step takes on a processor [below](#planned-and-real). **Times are predictions** from published peaks, half
 of which is assumed to be reached: nothing was measured on a GPU. `--measure` on your device replaces both.
 

@@ -78,7 +78,7 @@ def plan(
     how = space, classes, steps, per_epoch, own
     found = _told(settings, own, traced(settings, *how[:4], own.count, elsewhere), steps, per_epoch)
     found |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
-    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how))}
+    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how, found["memory"]))}
 
 
 def _at_hand(
@@ -112,16 +112,16 @@ def real_step(
 
 
 def _that_fit(
-    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices, memory: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """What to change where memory is too small: the fewest words of each kind that are enough."""
+    """What to change where ``memory`` is too much: the fewest words of each kind that are enough."""
     share = recipe.train.batch_size // devices.count
     halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
     for words in ([], ["train.amp=bfloat16"], ["train.recompute=true"], ["train.amp=bfloat16", "train.recompute=true"]):
         if "train.amp=bfloat16" in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
             continue
-        whole: dict[str, int] = {}
-        for parts in halves:
+        whole = {} if words else memory
+        for parts in halves if words else halves[1:]:
             changes = [*words, *([f"train.accumulate={parts}"] if parts > 1 else [])]
             if whole and whole["total"] - whole["activations"] * (1 - LEAST / parts) > devices.device.usable:
                 continue  # a part of a batch takes its share
@@ -130,7 +130,7 @@ def _that_fit(
                 step = traced(changed, space, classes, steps, per_epoch, devices.count)
                 whole = whole or step.memory
                 found = _told(changed, devices, step, steps, per_epoch)
-                if found["fits"] and changes:
+                if found["fits"]:
                     yield {"words": changes, "total": found["memory"]["total"], "hours": found["hours"]}
                     break
 
