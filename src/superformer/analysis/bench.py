@@ -193,8 +193,8 @@ def _groups(networks: Sequence[BenchedNetwork]) -> Iterator[list[BenchedNetwork]
 
 def _measure(pairs: Pairs, threads: int, batches: Batches, seconds: float, console: Console) -> list[dict[str, Any]]:
     """A row for each network, runtime and batch."""
-    own = device_here()
-    jobs = [Job(n.net, runtime, batches, n.img_size, measuring_device(None, own, runtime)) for n, runtime in pairs]
+    here = device_here()
+    jobs = [Job(n.net, runtime, batches, n.img_size, measuring_device(None, here, runtime)) for n, runtime in pairs]
     with doing(console) as tell:
 
         def making(k: int) -> None:

@@ -98,7 +98,7 @@ def real_step(
 ) -> tuple[Trainer, data.Batch]:
     """What the steps that are planned are really taken with: a network with new weights, pictures of noise."""
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    words = {"drop_path": recipe.train.drop_path, "dropout": recipe.train.dropout}
+    words: dict[str, Any] = {"drop_path": recipe.train.drop_path, "dropout": recipe.train.dropout}
     net = supernet(space, classes, recipe.sharing, **words, **heads).to(world.device).train()
     net.set_grad_checkpointing(recipe.train.recompute)
     taught = untrained_teachers(recipe.loss.teachers, classes, recipe.loss.teacher_size)
