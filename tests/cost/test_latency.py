@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from superformer import kernels
 from superformer.cost import cost, latency_table
 from superformer.cost import latency as timing
 from superformer.cost.latency import LEAST, TURN, WARM_UP, measure, measure_in_turn
@@ -317,3 +318,30 @@ def test_measured_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c.arch for c in checked] == archs
     assert [c.predicted for c in checked] == list(table.latency(space, archs))
     assert all(c.timing.median > 0 for c in checked)
+
+
+def test_an_accelerator_is_timed_by_its_own_events(monkeypatch):
+    """Begun and ended on the device; nobody waits in between."""
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, device: torch.device, enable_timing: bool):
+            assert (device.type, enable_timing) == ("cuda", True)
+            self.name = "end" if told else "begin"
+            told.append(f"made {self.name}")
+
+        def record(self) -> None:
+            told.append(self.name)
+
+        def synchronize(self) -> None:
+            told.append("waited")
+
+        def elapsed_time(self, other: Event) -> float:
+            assert (self.name, other.name) == ("begin", "end")
+            return 2.5
+
+    monkeypatch.setattr(torch, "Event", Event)
+    taken = kernels.timer(torch.device("cuda"), lambda: 1 / 0)
+    assert taken(lambda: told.append("work")) == 2.5e-3
+    assert told[2:] == ["begin", "work", "end", "waited"]
+    assert kernels.timer(torch.device("cpu"), iter((1.0, 3.5)).__next__)(lambda: None) == 2.5

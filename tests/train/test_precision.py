@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.training import recipe, superformer
 
-from superformer import data
+from superformer import data, kernels
 from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
 from superformer.runs.processes import World, device_here
@@ -107,3 +107,50 @@ def test_the_command_line_names_devices(tmp_path):
     assert done.returncode == 2
     assert "unknown device 'gpu'" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_batches_are_copied_while_the_device_computes(monkeypatch):
+    """From pinned memory on a stream of their own; what uses them is started after they are there."""
+    told: list[str] = []
+
+    class Stream:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *problem):
+            pass
+
+        def record_event(self):
+            told.append("sent")
+            return "arrived"
+
+        def wait_event(self, event):
+            told.append(f"use after {event}")
+
+    meta = torch.device("meta")
+    monkeypatch.setattr(kernels, "STREAMS", ("meta",))
+    monkeypatch.setattr(kernels, "_copying", lambda device: Stream())
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: Stream())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: told.append("pinned") or x)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: told.append("kept"))
+    batch = data.Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, 10), torch.zeros(4, dtype=torch.int64))
+    sent = batch.sent(meta)
+    assert told == ["pinned"] * 3 + ["sent"]
+    parts = sent.parts(2, meta)
+    assert told[4:] == ["use after arrived"] + ["kept"] * 3
+    assert all(part.x.device == meta and len(part.x) == 2 for part in parts)
+    same = batch.sent(torch.device("cpu"))
+    assert same.x is batch.x
+
+
+def test_accelerators_multiply_float32_as_tf32_unless_told_not_to(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    for value, wanted in (("0", []), ("1", ["high"])):
+        monkeypatch.setenv(kernels.HIGH, value)
+        kernels._fast_products.cache_clear()
+        for device in ("cpu", "meta", "cuda", "cuda"):
+            with kernels.precision(torch.device(device), "off"):
+                pass
+        assert said == wanted
+    kernels._fast_products.cache_clear()

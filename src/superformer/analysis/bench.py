@@ -19,14 +19,17 @@ from torch import nn
 import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer import files
 from superformer.cost.latency import Job, measure_jobs
+from superformer.cost.runtimes import measuring_device
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.interop.export import export
 from superformer.interop.int8 import add_int8, check
+from superformer.kernels import device_name
 from superformer.machine import machine
 from superformer.progress import doing, quiet, teller
 from superformer.runs import Run, note_command
+from superformer.runs.processes import device_here
 from superformer.runs.storage import load_network, load_supernet
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
@@ -63,7 +66,7 @@ def bench(
         pairs = [(network, runtime) for network in group for runtime in runtimes]
         rows += _measure(pairs, threads, once, seconds, quiet(console))
     onnx_ran = any(row["runtime"] == "onnx" and "error" not in row for row in rows)
-    found = {"machine": machine(runtime="onnx" if onnx_ran else "eager"), "rows": rows}
+    found = {"machine": machine(device_name(device_here()), "onnx" if onnx_ran else "eager"), "rows": rows}
     if Run(Path(what)).recipe_file.exists():
         note_command(Path(what))
         files.write_object(Path(what) / "bench.json", found)
@@ -89,13 +92,13 @@ def summary(found: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each network and runtime: latency at the smallest batch, and the highest throughput of all batches."""
     out: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in found["rows"]:
-        new = {"name": row["name"], "runtime": row["runtime"], "latency": math.nan, "p90": math.nan}
+        new = {"name": row["name"], "runtime": row["runtime"], "latency": math.nan, "p90": math.nan, "device": "cpu"}
         kept = out.setdefault((row["name"], row["key"], row["runtime"]), {**new, "throughput": 0.0, "batch": 0})
         if "error" in row:
             kept["error"] = row["error"]
             continue
         if math.isnan(kept["latency"]):
-            kept |= {"latency": row["median"], "p90": row["p90"]}
+            kept |= {"latency": row["median"], "p90": row["p90"], "device": row.get("device", "cpu")}
         if row["throughput"] > kept["throughput"]:
             kept |= {"throughput": row["throughput"], "batch": row["batch"]}
     return list(out.values())
@@ -190,7 +193,8 @@ def _groups(networks: Sequence[BenchedNetwork]) -> Iterator[list[BenchedNetwork]
 
 def _measure(pairs: Pairs, threads: int, batches: Batches, seconds: float, console: Console) -> list[dict[str, Any]]:
     """A row for each network, runtime and batch."""
-    jobs = [Job(network.net, runtime, batches, network.img_size) for network, runtime in pairs]
+    here = device_here()
+    jobs = [Job(n.net, runtime, batches, n.img_size, measuring_device(None, here, runtime)) for n, runtime in pairs]
     with doing(console) as tell:
 
         def making(k: int) -> None:
@@ -215,6 +219,6 @@ def _measure(pairs: Pairs, threads: int, batches: Batches, seconds: float, conso
             rows += [{**own, "batch": batch, "error": why} for batch in batches]
             continue
         for batch, time in zip(batches, result, strict=True):
-            times = {"median": time.median, "p90": time.p90, "throughput": time.throughput}
+            times = {"median": time.median, "p90": time.p90, "throughput": time.throughput, "device": time.device}
             rows.append({**own, "batch": batch, **times})
     return rows

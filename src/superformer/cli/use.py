@@ -165,6 +165,7 @@ def bench(
     seconds: arg.Seconds = 0.5,
     int8: arg.Int8 = None,
     as_json: arg.Json = False,
+    device: arg.Device = "auto",
 ) -> None:
     """Latency (batch 1) and throughput of networks on this machine: in torch, compiled, and in ONNX Runtime.
 
@@ -203,7 +204,7 @@ def bench(
             continue
         times = {"latency": f"{1e3 * row['latency']:.2f} ms", "90 %": f"{1e3 * row['p90']:.2f} ms"}
         speed = {"pictures/s": f"{row['throughput']:.0f}", "at batch": row["batch"]}
-        rows.append({"network": row["name"], "runtime": row["runtime"], **times, **speed})
+        rows.append({"network": row["name"], "runtime": row["runtime"], "device": row["device"], **times, **speed})
     console.print(table(rows, f"{found['machine']}; threads: {threads}"))
     for failure in failures:
         say(failure)

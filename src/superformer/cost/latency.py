@@ -2,8 +2,8 @@
 
 Networks are measured in turn, so that the drift of a machine meets all of them alike, with a fixed number of threads,
 after a warm-up and with Python's garbage collector at rest. A time is a median with the tenth and the ninetieth
-percentile, and the fastest run, which other work on the machine disturbed least. It holds for the machine it was
-measured on and is never compared with a time of another one."""
+percentile, and the fastest run, which other work on the machine disturbed least. An accelerator is timed by its own
+events. A time holds for the machine it was measured on and is never compared with a time of another one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from superformer.cost.runtimes import Run, Size, home, pictures, runners
 from superformer.errors import SuperformerError, nearest
-from superformer.kernels import device_name
+from superformer.kernels import device_name, timer
 from superformer.machine import machine, torch_threads
 from superformer.settings import RUNTIMES
 
@@ -32,6 +32,8 @@ LEAST = 3
 """Turns of each network, however long they take."""
 
 Clock = Callable[[], float]
+Timer = Callable[[Run], float]
+"""Tells the seconds that a run takes."""
 Progress = Callable[[float], None]
 """Gets the part that is done, from 0 to 1."""
 
@@ -49,6 +51,7 @@ class Timing:
     threads: int
     runtime: str
     machine: str
+    device: str = "cpu"
 
     @property
     def throughput(self) -> float:
@@ -88,12 +91,13 @@ def measure_in_turn(
 
 @dataclass(frozen=True)
 class Job:
-    """A network to be measured in a runtime, on batches of so many pictures."""
+    """A network to be measured in a runtime, on batches of so many pictures; ``device``: if not that of all."""
 
     model: nn.Module
     runtime: str = "eager"
     batches: tuple[int, ...] = (1,)
     img_size: Size | None = None
+    device: str | torch.device | None = None
 
 
 def measure_jobs(
@@ -118,7 +122,8 @@ def measure_jobs(
             raise SuperformerError(
                 f"batches, threads and seconds must be positive, not {job.batches}, {threads} and {seconds}"
             )
-    where = [torch.device(device) if device is not None else home(job.model) for job in jobs]
+    asked = [device if job.device is None else job.device for job in jobs]
+    where = [home(job.model) if d is None else torch.device(d) for job, d in zip(jobs, asked, strict=True)]
     ready: list[list[Run] | Exception] = []
     with ExitStack() as stack:
         stack.enter_context(torch_threads(threads))
@@ -144,14 +149,19 @@ def measure_jobs(
                 if not forgiving:
                     raise
                 ready[k] = error
-        runs = [run for some in ready if not isinstance(some, Exception) for run in some]
+        runs = [
+            (run, timer(d, clock))
+            for some, d in zip(ready, where, strict=True)
+            if not isinstance(some, Exception)
+            for run in some
+        ]
         times = iter(_in_turn(runs, seconds * len(runs), clock, progress or (lambda done: None)))
 
     def timing(job: Job, batch: int, d: torch.device) -> Timing:
         own = next(times)
         median, p10, p90 = (float(q) for q in np.quantile(own, (0.5, 0.1, 0.9)))
         here = threads, job.runtime, machine(device_name(d), job.runtime)
-        return Timing(median, min(own), p10, p90, len(own), batch, *here)
+        return Timing(median, min(own), p10, p90, len(own), batch, *here, str(d))
 
     return [
         made if isinstance(made, Exception) else [timing(job, batch, d) for batch in job.batches]
@@ -160,7 +170,7 @@ def measure_jobs(
 
 
 def times_in_turn(runs: Sequence[Run], seconds: float) -> list[list[float]]:
-    """The times of whatever can be run, for so many seconds in all, after a warm-up."""
+    """The times of whatever the processor can run, for so many seconds in all, after a warm-up."""
     for run in runs:
         for _ in range(WARM_UP):
             run()
@@ -168,22 +178,20 @@ def times_in_turn(runs: Sequence[Run], seconds: float) -> list[list[float]]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return _in_turn(runs, seconds, time.perf_counter, lambda done: None)
+        timed = timer(torch.device("cpu"), time.perf_counter)
+        return _in_turn([(run, timed) for run in runs], seconds, time.perf_counter, lambda done: None)
     finally:
         if enabled:
             gc.enable()
 
 
-def _in_turn(runs: Sequence[Run], seconds: float, clock: Clock, progress: Progress) -> list[list[float]]:
+def _in_turn(runs: Sequence[tuple[Run, Timer]], seconds: float, clock: Clock, progress: Progress) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in runs]
     begin, turns = clock(), 0
     while runs and (turns < LEAST or clock() - begin < seconds):
-        for k, run in enumerate(runs):
+        for k, (run, taken) in enumerate(runs):
             run()
-            for _ in range(TURN):
-                before = clock()
-                run()
-                times[k].append(clock() - before)
+            times[k] += [taken(run) for _ in range(TURN)]
         turns += 1
         progress(min((clock() - begin) / seconds, 1.0))
     return times

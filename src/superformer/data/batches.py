@@ -25,6 +25,7 @@ from superformer.data.dataset import Pictures
 from superformer.data.mix import check_mixing, mix_batch
 from superformer.data.stores import Ints
 from superformer.errors import SuperformerError
+from superformer.kernels import Arriving
 from superformer.recipes.settings import Data, Mix
 
 
@@ -44,13 +45,24 @@ class Batch:
     """int64, (n,): which training picture each one is, where these are varied in ``data.views`` ways."""
     view: int = 0
     """In which of these."""
+    arriving: Arriving | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {k: t for k, t in vars(self).items() if isinstance(t, Tensor)}
+
+    def sent(self, device: torch.device) -> Batch:
+        """The batch on its way to a device."""
+        own = Arriving(self.tensors(), device)
+        return replace(self, **own.tensors, arriving=own)  # type: ignore[arg-type]
 
     def parts(self, n: int, device: torch.device) -> list[Batch]:
         """The batch on a device, in n parts of every n-th picture, so that each has its share of each sub-network."""
         if len(self.x) % n:
             given = f"a process's batch of {len(self.x)}"
             raise SuperformerError(f"{given} cannot be computed in {n} equal parts: change train.accumulate")
-        tensors = {k: t for k, t in vars(self).items() if isinstance(t, Tensor)}
+        if self.arriving is not None:
+            self.arriving.wait()
+        tensors = self.tensors()
         share: list[dict[str, Any]] = [
             {k: t[m::n].to(device, non_blocking=True) for k, t in tensors.items()} for m in range(n)
         ]
@@ -80,13 +92,13 @@ def eval_batches(
 
 def train_batches(
     pictures: Pictures, settings: Data, mixing: Mix, img_size: int, *, seed: int, epoch: int, batch_size: int,
-    start: int = 0, rank: int = 0, world: int = 1, patch_grid: int | None = None,
+    start: int = 0, rank: int = 0, world: int = 1, patch_grid: int | None = None, device: torch.device | None = None,
 ) -> Prefetcher[Batch]:  # fmt: skip
     """The batches of an epoch from step ``start`` on, prepared in the background.
 
     ``batch_size`` is that of all ranks; rank r gets pictures r, r + world, ... of every batch, so that each of the
     equal contiguous parts into which a supernet cuts a batch is shared evenly by the ranks. ``patch_grid`` is the side
-    of the grid of patches that token labelling labels."""
+    of the grid of patches that token labelling labels. To an accelerator (``device``) batches are copied ahead."""
     if batch_size % world:
         given = f"a batch of {batch_size} cannot be shared by {world} processes"
         raise SuperformerError(f"{given}: make train.batch_size a multiple of {world}")
@@ -104,7 +116,8 @@ def train_batches(
                 rng = generator(seed, "mix", epoch, step)
                 targets = mix_batch(x, labels, len(pictures.classes), mixing, rng, patch_grid)
                 which = torch.from_numpy(own.pictures_of(step)) if settings.views else None
-                yield Batch(x, targets.image, labels, targets.patches, which, own.varied_as)
+                batch = Batch(x, targets.image, labels, targets.patches, which, own.varied_as)
+                yield batch if device is None else batch.sent(device)
         finally:
             inputs.close()
 

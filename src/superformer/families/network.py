@@ -80,9 +80,8 @@ class Network(TimmApi, nn.Module):
         super().__init__()
         if num_classes < 0:
             raise SuperformerError(f"num_classes must be 0 (no classifier) or more, not {num_classes}")
-        self.space, self.num_classes, self.in_chans = space, num_classes, in_chans
+        self.space, self.num_classes, self.in_chans, self.stages = space, num_classes, in_chans, nn.ModuleList()
         self.sharing = sharing if isinstance(sharing, Sharing) else Sharing(sharing)
-        self.stages = nn.ModuleList()
         self.grad_checkpointing = False
         self.resizes = len(space.widths("resolution")) > 1  # pictures, to the input size of an architecture
         self.pretrained_cfg = self.default_cfg = {}
@@ -241,7 +240,8 @@ class Network(TimmApi, nn.Module):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}  # a copy plans with its own blocks
+        # a copy plans, and runs, with its own blocks (compiled code has ours)
+        return {k: v for k, v in self.__dict__.items() if k != "run"} | {"_plans": {}}
 
     # --- running it ---
 

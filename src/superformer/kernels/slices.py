@@ -230,7 +230,7 @@ class GradientMemory:
         self.written, self.version, self.alone, self.spare = {}, self.grad._version, True, False
 
 
-_MEMORY = "gradient_memory"
+MEMORY = "gradient_memory"
 """The attribute of a weight that owns it."""
 
 
@@ -242,7 +242,7 @@ def _open(weight: Tensor, shape: tuple[int, ...], places: Boxes) -> tuple[Tensor
     """The gradient, in a shape, zero wherever this step has not written; whether it is new. A new one may hold anything
     in ``places``, about to be written."""
     grad = weight.grad
-    memory: GradientMemory | None = weight.__dict__.get(_MEMORY)
+    memory: GradientMemory | None = weight.__dict__.get(MEMORY)
     if grad is not None:
         if memory is not None and memory.grad is grad:
             memory.alone &= memory.version == grad._version
@@ -254,7 +254,7 @@ def _open(weight: Tensor, shape: tuple[int, ...], places: Boxes) -> tuple[Tensor
         memory.renew(shape, places)
     else:
         grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        weight.__dict__[_MEMORY] = memory = GradientMemory(grad, grad._version)
+        weight.__dict__[MEMORY] = memory = GradientMemory(grad, grad._version)
     weight.grad = memory.grad
     return _shaped(memory.grad, shape), memory, True
 
@@ -311,7 +311,7 @@ def recycle(weight: Tensor) -> None:
     grad = weight.grad
     if grad is None:
         return
-    memory: GradientMemory | None = weight.__dict__.get(_MEMORY)
+    memory: GradientMemory | None = weight.__dict__.get(MEMORY)
     if memory is not None and memory.grad is grad:
         memory.alone &= memory.version == grad._version
         memory.spare = True

@@ -7,6 +7,7 @@ long as its arithmetic, its bytes or its start, whatever is longest."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from superformer.cost import cost
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.kernels import accelerated, rehearsing
+from superformer.kernels.slices import MEMORY
 from superformer.planning.devices import Device, Devices
 from superformer.planning.measured import here, reached
 from superformer.planning.trace import Trace, Work, size_of
@@ -38,6 +40,10 @@ IMAGENET_PICTURES, IMAGENET_CLASSES = 1_281_167, 1000
 """Of the papers' data, where no other are named."""
 FEW = 16
 """Pictures of a step that is measured."""
+LEAST = 0.9
+"""Of its share of the activations, that a part of a batch takes at least."""
+AHEAD = 3
+"""Batches that lie on an accelerator before they are used: two that wait, one that arrives."""
 LOOKED_AT = 64
 """Steps, spread over the training, that tell the mean work; the largest of them is traced."""
 
@@ -45,12 +51,13 @@ LOOKED_AT = 64
 @dataclass(frozen=True)
 class Step:
     """What a step takes of one device: bytes by kind, and the work of its operations. ``number``: which one it is;
-    ``macs``: of its forward passes, ``mean``: of those of the mean step."""
+    ``macs``: of its forward passes, ``mean``: of those of the mean step; ``grads``: bytes that processes average."""
 
     memory: dict[str, int]
     work: list[Work]
     macs: float
     mean: float
+    grads: int
     number: int = 0
 
 
@@ -71,7 +78,7 @@ def plan(
     how = space, classes, steps, per_epoch, own
     found = _told(settings, own, traced(settings, *how[:4], own.count, elsewhere), steps, per_epoch)
     found |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
-    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how))}
+    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how, found["memory"]))}
 
 
 def _at_hand(
@@ -80,45 +87,51 @@ def _at_hand(
     """The device of this process, by real steps with few pictures."""
     least = recipe.sampling.networks if recipe.sampling.rule == "multi" else 1
     few = min(recipe.train.batch_size, max(FEW // least, 1) * least * recipe.train.accumulate)
-    small = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": few})})
+    small = _with(recipe, few)
     step = traced(small, space, classes, steps, per_epoch, elsewhere=elsewhere)
-    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
-    world = World(device=device_here())
-    net = supernet(space, classes, recipe.sharing, drop_path=recipe.train.drop_path, **heads).to(world.device)
-    taught = untrained_teachers(recipe.loss.teachers, classes, recipe.loss.teacher_size)
-    trainer = Trainer(net.train(), small, steps, per_epoch, world, [t.to(world.device) for t in taught])
-    batch = _batch(trainer, classes)
-    batch.x.normal_()
-    for target in (batch.target, batch.patches):
-        if target is not None:
-            target.fill_(1 / classes)
+    trainer, batch = real_step(small, space, classes, steps, per_epoch, World(device=device_here()))
     return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
 
 
+def real_step(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, world: World
+) -> tuple[Trainer, data.Batch]:
+    """What the steps that are planned are really taken with: a network with new weights, pictures of noise."""
+    heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
+    words: dict[str, Any] = {"drop_path": recipe.train.drop_path, "dropout": recipe.train.dropout}
+    net = supernet(space, classes, recipe.sharing, **words, **heads).to(world.device).train()
+    net.set_grad_checkpointing(recipe.train.recompute)
+    taught = untrained_teachers(recipe.loss.teachers, classes, recipe.loss.teacher_size)
+    trainer = Trainer(net, recipe, steps, per_epoch, world, [t.to(world.device) for t in taught])
+    batch = _batch(trainer, classes)
+    batch.x.normal_(generator=torch.Generator().manual_seed(0))
+    for target in (batch.target, batch.patches):
+        if target is not None:
+            target.fill_(1 / classes)
+    return trainer, batch
+
+
 def _that_fit(
-    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices, memory: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """What to change where memory is too small: the fewest words of each kind that are enough."""
+    """What to change where ``memory`` is too much: the fewest words of each kind that are enough."""
     share = recipe.train.batch_size // devices.count
-    halves = [f"train.accumulate={2**k}" for k in range(1, share.bit_length()) if share % 2**k == 0]
-    for words in (
-        (),
-        ("train.amp=bfloat16",),
-        ("train.recompute=true",),
-        ("train.amp=bfloat16", "train.recompute=true"),
-    ):
-        if "train.amp=bfloat16" in words and not devices.device.bfloat16:
+    halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
+    for words in ([], ["train.amp=bfloat16"], ["train.recompute=true"], ["train.amp=bfloat16", "train.recompute=true"]):
+        if "train.amp=bfloat16" in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
             continue
-        for more in ((), *((half,) for half in halves)):
-            if not (words or more):
-                continue
+        whole = {} if words else memory
+        for parts in halves if words else halves[1:]:
+            changes = [*words, *([f"train.accumulate={parts}"] if parts > 1 else [])]
+            if whole and whole["total"] - whole["activations"] * (1 - LEAST / parts) > devices.device.usable:
+                continue  # a part of a batch takes its share
             with suppress(SuperformerError):  # batches that cannot be cut like this
-                changed = from_tree(recipe.model_dump(mode="json"), recipe.name, [*words, *more])
-                found = _told(
-                    changed, devices, traced(changed, space, classes, steps, per_epoch, devices.count), steps, per_epoch
-                )
+                changed = from_tree(recipe.model_dump(mode="json"), recipe.name, changes)
+                step = traced(changed, space, classes, steps, per_epoch, devices.count)
+                whole = whole or step.memory
+                found = _told(changed, devices, step, steps, per_epoch)
                 if found["fits"]:
-                    yield {"words": [*words, *more], "total": found["memory"]["total"], "hours": found["hours"]}
+                    yield {"words": changes, "total": found["memory"]["total"], "hours": found["hours"]}
                     break
 
 
@@ -147,8 +160,10 @@ def traced(
     batch = recipe.train.batch_size
     if batch % processes:
         raise SuperformerError(f"a batch of {batch} cannot be shared equally by {processes} devices")
-    share = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": batch // processes})})
-    with rehearsing(elsewhere), FakeTensorMode():
+    if recipe.train.accumulate > 2:
+        return _of_parts(recipe, space, classes, steps, per_epoch, processes, elsewhere)
+    share = _with(recipe, batch // processes)
+    with rehearsing(elsewhere), FakeTensorMode(), Trace() as trace:
         taught = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
         single = share.model_copy(update={"train": share.train.model_copy(update={"ema": None})})  # it makes a copy
         trainer = Trainer(_network(share, space, classes), single, steps, per_epoch, Nowhere(), taught)
@@ -158,19 +173,61 @@ def traced(
         macs = {n: _macs(trainer, n, batch // processes) for n in looked}
         largest = max(looked, key=macs.__getitem__)
         pictures = _batch(trainer, classes)
-        trainer.step(largest, pictures)  # the optimiser's moments are there afterwards
-        held = _held(trainer)
-        memory = {name: size_of(tensors) for name, tensors in held.items()}
-        memory["gradients"] = size_of([p.grad for p in trainer.parameters if p.grad is not None])
-        given = [t for t in vars(pictures).values() if isinstance(t, Tensor)]
-        with Trace([*(t for tensors in held.values() for t in tensors), *given]) as trace:
+        _as_later(trainer)
+        if not elsewhere:  # whose memory of gradients stays
             trainer.step(largest, pictures)
+        trace.begin()
+        trainer.step(largest, pictures)
+        memory = {name: size_of(tensors) for name, tensors in _held(trainer).items()}
+        memory["pictures"] = size_of(t for t in vars(pictures).values() if isinstance(t, Tensor))
+    apart = _apart(share)  # gradients that are averaged by themselves
+    grads = (1 + apart) * size_of([p.grad for p in trainer.parameters if p.grad is not None])
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
-    with_moments = [p for p in trainer.parameters if trainer.optimizer.state.get(p)]
-    each = memory["optimizer"] / max(size_of(with_moments), 1)  # in the end every weight has had its turn
-    memory["optimizer"] = round(each * size_of(trainer.parameters))
+    memory["pictures"] *= 1 + AHEAD * elsewhere
     memory["total"] = sum(memory.values())
-    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), largest)
+    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), grads, largest)
+
+
+def _with(recipe: Recipe, batch: int, parts: int | None = None) -> Recipe:
+    """The recipe with another batch, in other parts."""
+    changes = {"batch_size": batch, "accumulate": parts or recipe.train.accumulate}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+
+
+def _of_parts(
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, processes: int, elsewhere: bool
+) -> Step:
+    """A step in many parts, by steps of one and of two of them: the second has all that is alive, and each further one
+    is what it does more."""
+    batch, parts = recipe.train.batch_size, recipe.train.accumulate
+    if batch % (parts * processes):
+        raise SuperformerError(f"a process's batch of {batch // processes} cannot be computed in {parts} equal parts")
+    how = space, classes, steps, per_epoch, processes, elsewhere
+    one, two = (traced(_with(recipe, k * batch // parts, k), *how) for k in (1, 2))
+    memory = two.memory | {"pictures": two.memory["pictures"] * parts // 2}
+    memory["total"] += memory["pictures"] - two.memory["pictures"]
+    each = list((Counter(two.work) - Counter(one.work)).elements())
+    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, two.grads, two.number)
+
+
+@torch.no_grad()
+def _as_later(trainer: Trainer) -> None:
+    """In the end every weight has had its turn: the optimiser has its moments, and where gradients are set aside they
+    have their memory."""
+    for p in trainer.parameters:
+        p.grad = torch.empty_like(p)
+    trainer.optimizer.step()
+    recipe = trainer.recipe
+    if _apart(recipe) or (recipe.watch.conflicts and recipe.sampling.rule == "sandwich"):
+        trainer.memory.keep(trainer.net)
+    trainer.net.zero_grad()
+
+
+def _apart(recipe: Recipe) -> bool:
+    """Whether every step sets the largest network's gradients aside."""
+    settings = recipe.gradients
+    needed = settings.rule == "project" or settings.clip_subnets is not None
+    return needed and recipe.sampling.rule == "sandwich"
 
 
 class _Average:
@@ -204,10 +261,12 @@ def _batch(trainer: Trainer, classes: int) -> data.Batch:
 
 
 def _held(trainer: Trainer) -> dict[str, list[Tensor]]:
-    """What is there between steps."""
+    """What is there between steps. On a processor the memory of gradients stays for the next one."""
     moments = [t for state in trainer.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+    kept = [p.__dict__[MEMORY].grad for p in trainer.parameters if MEMORY in p.__dict__]
     return {
         "weights": [*trainer.net.parameters(), *trainer.net.buffers()],
+        "gradients": [*(p.grad for p in trainer.parameters if p.grad is not None), *kept, *trainer.memory.kept],
         "optimizer": moments,
         "average": list(trainer.ema.module.state_dict().values()) if trainer.ema is not None else [],
         "teachers": [t for teacher in trainer.teachers for t in (*teacher.parameters(), *teacher.buffers())],
@@ -226,7 +285,7 @@ def _told(recipe: Recipe, devices: Devices, step: Step, steps: int, per_epoch: i
     device, half = devices.device, recipe.train.amp != "off"
     share = step.mean / max(step.macs, 1e-9)  # of the largest step's work, that the mean one has
     computing = share * device.seconds(step.work, half)
-    sent = 2 * (devices.count - 1) / devices.count * step.memory["gradients"]
+    sent = 2 * (devices.count - 1) / devices.count * step.grads
     sending = sent / device.link if devices.count > 1 else 0.0
     seconds = computing + sending
     keep = recipe.watch.keep

@@ -3,6 +3,7 @@ that is alive while it runs."""
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Iterable
@@ -37,11 +38,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in held:
             self.note(tensor)
 
+    def begin(self) -> None:
+        """Look at what comes now; what is alive stays counted."""
+        self.peak, self.work = self.now, []
+
     def note(self, tensor: Tensor) -> None:
         """A tensor that is alive; its memory counts once."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.alive:
+        if key in self.alive or tensor.is_meta:  # a skeleton's weights lie nowhere
             return
         self.alive[key] = storage.nbytes()
         self.now += self.alive[key]
@@ -58,12 +63,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         for tensor in made:
             self.note(tensor)
-        if not any(view in str(func) for view in VIEWS):
+        if starts(func):
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             self.work.append(
                 Work(_flops(func, args, kwargs or {}, out), sum(t.numel() * t.element_size() for t in (*read, *made)))
             )
         return out
+
+
+@functools.cache
+def starts(func: Any) -> bool:
+    """Whether a device has to start something for an operation."""
+    return not any(view in str(func) for view in VIEWS)
 
 
 def _flops(func: Any, args: tuple[Any, ...], words: dict[str, Any], out: Any) -> int:

@@ -208,6 +208,7 @@ class Train(Length):
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation and search")
     amp: Annotated[Literal["off", "bfloat16", "float16"], OFF] = "off"
     recompute: bool = Field(False, description="blocks again in the backward pass: less memory, a third more time")
+    compile: bool = Field(False, description="torch.compile, of a network by itself: minutes first, then faster")
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's; 1 is best for small networks")
     sync_norm: bool = Field(True, description="batch norms take the pictures of all processes, not each its own")
     channel_sort: float = Field(0.0, ge=0, le=1, description="share of the training in which channels are sorted")

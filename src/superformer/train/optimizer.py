@@ -42,6 +42,11 @@ class GradientMemory:
     def __init__(self) -> None:
         self._memory: dict[int, Tensor] = {}
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """All of it."""
+        return list(self._memory.values())
+
     @torch.no_grad()
     def keep(self, net: nn.Module) -> Grads:
         """Copies of the gradients that the parameters have now, valid until the next call."""

@@ -17,6 +17,7 @@ from superformer.cost.latency_table import LatencyTable
 from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.families.network import Network
+from superformer.kernels import compiled
 from superformer.progress import Tell
 from superformer.recipes import Recipe, space_of
 from superformer.runs import Run
@@ -79,6 +80,7 @@ def _epoch_batches(trainer: Trainer, pictures: data.DataSet, epoch: int, start: 
         pictures.train, recipe.data, recipe.mix, trainer.cut_size, seed=recipe.seed, epoch=epoch,
         batch_size=recipe.train.batch_size, start=start, rank=world.rank, world=world.size,
         patch_grid=trainer.net.patch_grid(trainer.img_size) if recipe.mix.patches != "off" else None,
+        device=world.device if trainer.kept is None else None,
     )  # fmt: skip
 
 
@@ -121,6 +123,9 @@ def build_trainer(
     if settings.channel_sort and recipe.sharing != "ordinal":
         why = f"{recipe.sharing} sharing has no first ones"
         raise SuperformerError(f"train.channel_sort puts the best channels first; {why}: set it to 0")
+    if settings.compile and space.size > 1:
+        why = "a supernet would be compiled anew for every sub-network"
+        raise SuperformerError(f"train.compile compiles networks by themselves; {why}: give it to superformer retrain")
     networks = recipe.sampling.networks
     if recipe.sampling.rule == "multi" and settings.batch_size % (networks * settings.accumulate * world.size):
         raise SuperformerError(
@@ -147,6 +152,8 @@ def build_trainer(
         synchronise(net)
     teachers = [t.to(world.device) for t in teachers]
     trainer = Trainer(net, recipe, steps, steps_per_epoch, world, teachers)
+    if settings.compile:
+        net.__dict__["run"] = compiled(net.run)
     trainer.kept = Kept.of(recipe, teachers, steps_per_epoch * settings.batch_size, trainer.cut_size)
     return trainer
 
