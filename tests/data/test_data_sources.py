@@ -282,7 +282,7 @@ def test_a_path_that_does_not_exist(tmp_path):
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "a.csv").write_text("1,2")
-    fails(tmp_path / "a.csv", "not .npz")
+    fails(tmp_path / "a.csv", "neither .npz nor .tar")
     (tmp_path / "b.npz").write_text("1,2")
     fails(tmp_path / "b.npz", "not a .npz of plain arrays")
     np.save(tmp_path / "c.npy", np.zeros(3))

@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from superformer.data.index import Index, Names
 from superformer.errors import SuperformerError
 
 Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 """Of the data sets that timm reads."""
 
@@ -87,10 +89,13 @@ class Arrays:
         return digest(part for a in arrays for part in (str(a.shape).encode(), np.ascontiguousarray(a).data))
 
 
-class _Encoded(abc.ABC):
-    """Pictures in files: each is decoded when it is read, and tells its size in its header."""
+class Encoded(abc.ABC):
+    """Pictures in files: each is decoded when it is read, and tells its size in its header.
+
+    ``index``: what is known of them already, if it is kept."""
 
     decoded = False
+    index: Index | None = None
 
     @abc.abstractmethod
     def file(self, i: int) -> BinaryIO:
@@ -100,13 +105,18 @@ class _Encoded(abc.ABC):
         with self.file(i) as file:
             return decode(file)
 
-    def size(self, i: int) -> tuple[int, int]:
+    def header(self, i: int) -> tuple[int, int]:
+        """Height and width, read from the file."""
         with self.file(i) as file, Image.open(file) as picture:
             return picture.height, picture.width
 
+    def size(self, i: int) -> tuple[int, int]:
+        height, width = (0, 0) if self.index is None else self.index.shapes[i].tolist()
+        return (height, width) if height else self.header(i)
+
 
 @dataclass
-class Packed(_Encoded):
+class Packed(Encoded):
     """Encoded files (JPEG, PNG) laid end to end: picture i is ``data[offsets[i] : offsets[i + 1]]``."""
 
     data: Pixels
@@ -126,11 +136,12 @@ class Packed(_Encoded):
 
 
 @dataclass
-class Files(_Encoded):
-    """Picture files below a folder."""
+class Files(Encoded):
+    """Picture files below a folder. What is kept of them, if anything, has their sizes in bytes, too."""
 
     root: Path
-    paths: Sequence[str]
+    paths: Sequence[str] | Names
+    index: Index | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -142,7 +153,9 @@ class Files(_Encoded):
         return str(self.root / self.paths[i])
 
     def digest(self) -> str:
-        return digest(f"{path}\0{(self.root / path).stat().st_size}\0".encode() for path in self.paths)
+        known = {} if self.index is None else self.index.arrays
+        sizes = known["bytes"].tolist() if "bytes" in known else ((self.root / p).stat().st_size for p in self.paths)
+        return digest(os.fsencode(f"{path}\0{size}\0") for path, size in zip(self.paths, sizes, strict=True))
 
 
 @dataclass
