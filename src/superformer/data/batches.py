@@ -119,9 +119,10 @@ def view_batches(
     """All pictures in their order, varied as in the epochs of a view (``data.views``)."""
     varied = _TimmPictures(pictures, settings, img_size, seed, view)
     everything, starts = range(len(pictures)), range(0, len(pictures), batch_size)
-    return iter(
-        _loader(varied, _Keys(starts, lambda s: [(i, 0) for i in everything[s : s + batch_size]]), settings.workers)
+    loader = _loader(
+        varied, _Keys(starts, lambda s: [(i, 0) for i in everything[s : s + batch_size]]), settings.workers
     )
+    return map(varied.transform.finished, loader)
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ class _Epoch:
         loader = _loader(varied, _Keys(steps, keys), self.settings.workers)
 
         def inputs() -> Generator[Tensor]:
-            yield from loader
+            for x in loader:
+                yield varied.transform.finished(x)
 
         return inputs()
 
@@ -207,7 +209,7 @@ class _TimmPictures(Dataset[Tensor]):
 
     def __getitem__(self, key: tuple[int, int]) -> Tensor:
         index, repeat = key
-        return self.transform(self.pictures.picture(index), self.seed, self.epoch, index, repeat)
+        return self.transform(self.pictures.image(index), self.seed, self.epoch, index, repeat)
 
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from superformer.data.augment import EvalTransform, generator, shrink
@@ -30,6 +31,8 @@ SHRINK_TO = 1.5
 """Where a training set fits only with shrunk pictures: the shorter side that is kept, in input sizes."""
 BROKEN = 0.01
 """The largest share of pictures that do not decode which is skipped with a warning."""
+GREY = 128
+"""Of what stands in for a picture that does not decode."""
 CHUNK = 64
 """Pictures that are read or cut at a time."""
 
@@ -187,12 +190,21 @@ class Pictures:
     def picture(self, i: int) -> Pixels:
         """A whole picture, uint8 of shape (height, width, 3). In a set too large to be decoded at the beginning, bad
         content under a sound header is only found now: plain grey stands in for it, with a warning."""
+        return self._or_grey(self.store.read, i, lambda: np.full((64, 64, 3), GREY, dtype=np.uint8))
+
+    def image(self, i: int) -> Image.Image:
+        """The same as a picture of Pillow's."""
+        if not isinstance(self.store, Encoded):
+            return Image.fromarray(self.picture(i))
+        return self._or_grey(self.store.image, i, lambda: Image.new("RGB", (64, 64), (GREY,) * 3))
+
+    def _or_grey(self, read: Callable[[int], T], i: int, grey: Callable[[], T]) -> T:
         at = int(self.index[i])
         try:
-            return self.store.read(at)
+            return read(at)
         except Exception as problem:
-            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=2)
-            return np.full((64, 64, 3), 128, dtype=np.uint8)
+            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=3)
+            return grey()
 
     def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
         """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``."""

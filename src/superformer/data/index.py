@@ -84,7 +84,7 @@ class Index:
 
     def keep(self) -> None:
         """Write the index in the first place that takes it, whole or not at all, whoever else does the same."""
-        about = np.frombuffer(json.dumps([FORMAT, self.belongs]).encode(), np.uint8)
+        about = np.frombuffer(json.dumps([FORMAT, sorted(self.arrays), self.belongs]).encode(), np.uint8)
         for path in self.places:
             partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
             try:
@@ -116,8 +116,8 @@ def kept(
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
-            version, about = json.loads(arrays.pop("about").tobytes())
-            if version == FORMAT and _whole(arrays) and belongs(about):
+            version, names, about = json.loads(arrays.pop("about").tobytes())
+            if version == FORMAT and names == sorted(arrays) and _whole(arrays) and belongs(about):
                 return Index(arrays, about, places)
             why = why or f"{path} is of other data, or of before these changed"
         except FileNotFoundError:

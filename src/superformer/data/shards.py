@@ -7,7 +7,6 @@ Links, folders and all other members are passed over."""
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import re
@@ -15,17 +14,14 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from superformer.data.index import Arrays, Index, Names, kept, natural_order
 from superformer.data.stores import ENDINGS, Encoded, Ints, digest
 from superformer.errors import SuperformerError
 
-HEAD = 16 * 1024
-"""Bytes of a picture that are read for its height and width; all of it where they are not enough."""
 OPEN = 64
 """Shards that a process holds open."""
 Label = int | str
@@ -46,20 +42,10 @@ class Shards(Encoded):
     def __len__(self) -> int:
         return len(self.names)
 
-    def _bytes(self, i: int, most: int | None = None) -> BinaryIO:
+    def encoded(self, i: int, most: int = -1) -> bytes:
         k, size = int(self.shard[i]), int(self.sizes[i])
         opened = _open(str(self.paths[k]), self.stamps[k])
-        return io.BytesIO(os.pread(opened.number, size if most is None else min(size, most), int(self.offsets[i])))
-
-    def file(self, i: int) -> BinaryIO:
-        return self._bytes(i)
-
-    def header(self, i: int) -> tuple[int, int]:
-        try:
-            with Image.open(self._bytes(i, HEAD)) as picture:
-                return picture.height, picture.width
-        except Exception:  # a header that is longer, or no picture
-            return super().header(i)
+        return os.pread(opened.number, size if most < 0 else min(size, most), int(self.offsets[i]))
 
     def name(self, i: int) -> str:
         return f"{self.names[i]} in {self.paths[int(self.shard[i])]}"

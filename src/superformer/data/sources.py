@@ -221,7 +221,7 @@ def _found_in(root: Path) -> tuple[Any, index.Arrays]:
     if len(paths) < index.LARGE:
         return None, arrays
     arrays["bytes"] = np.array([_bytes(root, p) for p in paths], dtype=np.int64)
-    sample = range(0, len(paths), len(paths) // SAMPLE)
+    sample = range(0, len(paths), max(len(paths) // SAMPLE, 1))
     return {"folders": folders, "sample": [(paths[i], int(arrays["bytes"][i])) for i in sample]}, arrays
 
 

@@ -14,11 +14,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from superformer.data.index import Index, Names
 from superformer.errors import SuperformerError
@@ -27,6 +27,8 @@ Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+HEAD = 16 * 1024
+"""Bytes of a picture that are read for its height and width; all of it where they are not enough."""
 PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 """Of the data sets that timm reads."""
 
@@ -98,21 +100,36 @@ class Encoded(abc.ABC):
     index: Index | None = None
 
     @abc.abstractmethod
-    def file(self, i: int) -> BinaryIO:
-        """The picture's file, from its beginning."""
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        """The picture's file, or so many bytes of its beginning."""
 
     def read(self, i: int) -> Pixels:
-        with self.file(i) as file:
-            return decode(file)
+        return np.asarray(self.image(i))
+
+    def image(self, i: int) -> Image.Image:
+        """The picture as Pillow decodes it, RGB: what timm's transforms begin with."""
+        with open_picture(self.encoded(i)) as picture:
+            return rgb_image(picture)
 
     def header(self, i: int) -> tuple[int, int]:
         """Height and width, read from the file."""
-        with self.file(i) as file, Image.open(file) as picture:
+        try:
+            opened = open_picture(self.encoded(i, HEAD))
+        except Exception:  # a header that is longer, or no picture
+            opened = open_picture(self.encoded(i))
+        with opened as picture:
             return picture.height, picture.width
 
     def size(self, i: int) -> tuple[int, int]:
         height, width = (0, 0) if self.index is None else self.index.shapes[i].tolist()
         return (height, width) if height else self.header(i)
+
+
+def open_picture(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:  # which names an object in memory
+        raise UnidentifiedImageError("not a picture that Pillow knows") from None
 
 
 @dataclass
@@ -125,8 +142,9 @@ class Packed(Encoded):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def file(self, i: int) -> BinaryIO:
-        return io.BytesIO(self.data[self.offsets[i] : self.offsets[i + 1]].tobytes())
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        data = self.data[self.offsets[i] : self.offsets[i + 1]]
+        return (data if most < 0 else data[:most]).tobytes()
 
     def name(self, i: int) -> str:
         return f"picture {i}"
@@ -146,8 +164,9 @@ class Files(Encoded):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def file(self, i: int) -> BinaryIO:
-        return open(self.root / self.paths[i], "rb")
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        with open(os.path.join(self.root, self.paths[i]), "rb", buffering=0) as file:
+            return file.read(most)
 
     def name(self, i: int) -> str:
         return str(self.root / self.paths[i])
@@ -192,12 +211,17 @@ def decode(file: Any) -> Pixels:
 
 def rgb(picture: Image.Image) -> Pixels:
     """Grey (also of 16 bits), palette and transparent pictures as uint8 RGB; transparency is dropped."""
+    return np.asarray(rgb_image(picture))
+
+
+def rgb_image(picture: Image.Image) -> Image.Image:
+    """The same as a picture."""
     if picture.mode.startswith("I"):
         grey = np.clip(np.asarray(picture).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return np.repeat(grey[..., None], 3, axis=-1)  # (h, w) -> (h, w, 3)
+        return Image.fromarray(np.repeat(grey[..., None], 3, axis=-1))  # (h, w) -> (h, w, 3)
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
-    return np.asarray(picture.convert("RGB"))
+    return picture.convert("RGB")
 
 
 def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:
