@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 
 from superformer.data.stores import Files, Ints, digest, open_picture
 from superformer.errors import SuperformerError, shown
