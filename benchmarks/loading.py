@@ -3,9 +3,10 @@ workers, each in a process of its own; many small JPEGs in folders and in tar sh
 
 python benchmarks/loading.py [--pictures 2000] [--workers 2] [--rounds 3] [--folder DIR]
 
-``a_core`` is pictures a second of processor time (of the process and its workers), which a busy machine changes least.
-``first``: seconds until the first batch (``first_processor`` of the main process); ``began``: "new" where nothing was known of the files, "kept" with the index.
-``mib`` is the memory of the process and its workers (shared pages once): after a tenth of the batches, after nine."""
+``first``: seconds until the first batch, ``first_processor`` those in which the main process computed; ``began``: "new"
+where nothing was known of the files, "kept" with the index. ``a_core``: pictures a second of processor time, of the
+process and its workers, after the first batch: what a busy machine changes least. ``mib``: the memory of the process
+and its workers (shared pages once), after a tenth of the batches and after nine."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ def one(loader: str, root: Path, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("pictures", 100_000), ("workers", 2), ("size", 112), ("batch", 64), ("batches", 10**9), ("rounds", 3)):
+    numbers = {"pictures": 100_000, "workers": 2, "size": 112, "batch": 64, "batches": 10**9, "rounds": 3}
+    for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--folder", type=Path, help="where the pictures are, or are written to; a temporary one else")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)

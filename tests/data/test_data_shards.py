@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import tarfile
@@ -261,6 +262,31 @@ def test_names_are_those_that_were_given(names):
     assert len(found) == len(names)
     if names:
         assert found[-1] == names[-1]
+
+
+def _grown(names, answer) -> None:
+    def own() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+    sum(len(names[i]) for i in range(1000))
+    before = own()
+    sum(len(names[i]) for i in range(len(names)))
+    answer.put(own() - before)
+
+
+def test_reading_names_does_not_copy_them_into_worker_processes():
+    """In KiB; a list of as many texts is copied page by page."""
+    forked = multiprocessing.get_context("fork")
+    grown = []
+    given = [f"class {i % 1000}/picture {i:07d}.jpg" for i in range(60_000)]
+    for names in (Names.of(given), given):
+        answer = forked.SimpleQueue()
+        process = forked.Process(target=_grown, args=(names, answer))
+        process.start()
+        grown.append(answer.get())
+        process.join()
+    assert grown[0] < 1000 < 4000 < grown[1]
 
 
 @pytest.fixture
