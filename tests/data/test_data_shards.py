@@ -140,6 +140,9 @@ def test_where_shards_may_lie(tmp_path):
     for train in ("set-train-{000..002}.tar", "set-train-*.tar"):
         pair = resolve(f"train={tmp_path}/all/{train},test={tmp_path}/all/set-validation-000.tar")
         assert (len(pair.train.labels), len(pair.test().labels)) == (60, 6)
+    tar(tmp_path / "all/set-test-000.tar", numbered(8))
+    one = resolve(str(tmp_path / "all"))
+    assert (len(one.train.labels), len(one.test().labels)) == (60, 8)
     for part, n in (("train", 20), ("val", 4)):
         tar(tmp_path / f"parts/{part}/0.tar", numbered(n))
     parts = resolve(str(tmp_path / "parts"))

@@ -84,11 +84,12 @@ def _pair(spec: str) -> Source:
 def _train_and_test(train: Path, test: Path | None) -> Source:
     """A training set, perhaps with a test set, of which only the names of the classes are read yet."""
     tars = shards.shards_of(train)
-    held = tuple(path for path in tars if test is None and _words(path.stem) & set(TEST))
-    if held and len(held) < len(tars):  # one folder with the shards of both
-        tars, test = tuple(path for path in tars if path not in held), train
-    else:
-        held = shards.shards_of(test) if test is not None else ()
+    held = shards.shards_of(test) if test is not None else ()
+    words = {path: set(re.findall("[a-z]+", path.stem.lower())) for path in tars}  # of set-train-00: set, train
+    rest = tuple(path for path in tars if not words[path] & set(TEST))
+    if test is None and 0 < len(rest) < len(tars):  # one folder with the shards of both
+        held = next(found for w in TEST if (found := tuple(path for path in tars if w in words[path])))
+        tars, test = rest, train
     known = _learnable(_tars(tars) if tars else _folder_or_npz(train), str(train))
     if test is None:
         return Source(known)
@@ -113,11 +114,6 @@ def _train_and_test(train: Path, test: Path | None) -> Source:
         return other
 
     return Source(known, open_test, origin)
-
-
-def _words(name: str) -> set[str]:
-    """imagenet1k-validation-00 has imagenet, k and validation."""
-    return set(re.findall(r"[a-z]+", name.lower()))
 
 
 def _tars(paths: tuple[Path, ...], classes: tuple[str, ...] | None = None) -> LabelledStore:
