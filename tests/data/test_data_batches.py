@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superformer.data import Pictures, eval_batches, load, steps_per_epoch, train_batches
-from superformer.data.augment import RankShare, seeded, shift_batch
+from superformer.data.augment import RankShare, TimmTransform, _seed_sequence, seeded, shift_batch
 from superformer.data.batches import Prefetcher, _TimmPictures
 from superformer.data.stores import Arrays
 from superformer.errors import SuperformerError
@@ -169,6 +169,24 @@ def test_timm_leaves_the_generators_of_the_process_alone():
     with pytest.raises(ZeroDivisionError), seeded(1):
         random.random() + np.random.rand() + torch.rand(1) / 0 + 1 / 0
     assert state() == before
+
+
+@pytest.mark.parametrize("erase", [0.0, 0.9])
+def test_varied_pictures_are_timms_to_the_last_bit(erase):
+    """Also where they travel as uint8 and are normalised as a batch."""
+    from timm.data import create_transform
+
+    data = Data(erase=erase, randaugment="rand-m9-mstd0.5-inc1", std=(0.3, 0.2, 0.1))
+    plain = create_transform(
+        SIZE, is_training=True, auto_augment=data.randaugment, interpolation="bicubic", mean=data.mean, std=data.std,
+        re_prob=erase, re_mode="pixel", color_jitter=None,
+    )  # fmt: skip
+    ours, p = TimmTransform(data, SIZE), varied(12)
+    found = ours.finished(torch.stack([ours(p.image(i), 5, 0, i, 0) for i in range(12)]))
+    for i, x in enumerate(found):
+        with seeded(int(_seed_sequence(5, "augment", (0, i, 0)).generate_state(1)[0])):
+            assert torch.equal(x, plain(p.image(i)))
+    assert found.is_contiguous()
 
 
 def test_timm_at_its_strongest_posterizes_to_black():

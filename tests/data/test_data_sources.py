@@ -14,7 +14,7 @@ from superformer.data import load
 from superformer.data.augment import EvalTransform
 from superformer.data.dataset import Pictures
 from superformer.data.sources import resolve
-from superformer.data.stores import Packed, decode
+from superformer.data.stores import Files, Packed, decode
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -247,15 +247,15 @@ def test_the_test_part_is_not_opened_before_it_is_asked_for(tmp_path, monkeypatc
     folder(tmp_path / "train")
     folder(tmp_path / "test")
     opened = []
-    real = Image.open
-    monkeypatch.setattr(Image, "open", lambda file, *a: opened.append(getattr(file, "name", "")) or real(file, *a))
+    real = Files.encoded
+    monkeypatch.setattr(Files, "encoded", lambda s, i, most=-1: opened.append(s.name(i)) or real(s, i, most))
     data = load(str(tmp_path), Data(workers=1), 8)
     assert len(data.train) + len(data.search) == 12
     assert data.fingerprint
     assert opened
-    assert not [name for name in opened if "/test/" in str(name)]
+    assert not [name for name in opened if "/test/" in name]
     data.test()
-    assert [name for name in opened if "/test/" in str(name)]
+    assert [name for name in opened if "/test/" in name]
 
 
 # --- mistakes ---
@@ -282,7 +282,7 @@ def test_a_path_that_does_not_exist(tmp_path):
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "a.csv").write_text("1,2")
-    fails(tmp_path / "a.csv", "not .npz")
+    fails(tmp_path / "a.csv", "neither .npz nor .tar")
     (tmp_path / "b.npz").write_text("1,2")
     fails(tmp_path / "b.npz", "not a .npz of plain arrays")
     np.save(tmp_path / "c.npy", np.zeros(3))

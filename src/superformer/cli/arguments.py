@@ -57,7 +57,7 @@ def _allow_processes(number: str) -> str:
     return number
 
 
-FOLDERS = "a folder of one folder per class; a .npz with images and labels; train=PATH,test=PATH"
+FOLDERS = "a folder of one folder per class, or of tar files; a .npz with images and labels; train=PATH,test=PATH"
 DATA = f"digits (embedded); {FOLDERS}; or a timm reader."
 WHICH = "best, baseline, smallest, largest, a key of the front, or a JSON file"
 

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -131,11 +131,28 @@ def view_batches(
 ) -> Iterator[Tensor]:
     """All pictures in their order, varied as in the epochs of a view (``data.views``)."""
     varied = _TimmPictures(pictures, settings, img_size, seed, view)
-    keys = [(index, 0) for index in range(len(pictures))]
-    return iter(_loader(varied, [keys[s : s + batch_size] for s in range(0, len(keys), batch_size)], settings.workers))
+    everything, starts = range(len(pictures)), range(0, len(pictures), batch_size)
+    loader = _loader(
+        varied, _Keys(starts, lambda s: [(i, 0) for i in everything[s : s + batch_size]]), settings.workers
+    )
+    return map(varied.transform.finished, loader)
 
 
-def _loader(varied: _TimmPictures, keys: list[list[tuple[int, int]]], workers: int) -> DataLoader[Tensor]:
+@dataclass(frozen=True)
+class _Keys:
+    """Which (picture, repeat) each step takes, told step by step: an epoch has millions."""
+
+    steps: Sequence[int]
+    of: Callable[[int], list[tuple[int, int]]]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return map(self.of, self.steps)
+
+
+def _loader(varied: _TimmPictures, keys: _Keys, workers: int) -> DataLoader[Tensor]:
     own = torch.Generator().manual_seed(0)  # not the process's own
     return DataLoader(
         varied, batch_sampler=keys, num_workers=min(workers, len(keys)), collate_fn=torch.stack, generator=own
@@ -181,13 +198,17 @@ class _Epoch:
 
     def timm_inputs(self, steps: Sequence[int]) -> Generator[Tensor]:
         """timm: whole pictures varied one by one, in worker processes, which end with the epoch: a fork is cheap."""
-        repeats = ((self._places(s) % self.settings.repeats).tolist() for s in steps)
-        keys = [list(zip(self.pictures_of(s).tolist(), r, strict=True)) for s, r in zip(steps, repeats, strict=True)]
+
+        def keys(step: int) -> list[tuple[int, int]]:
+            repeats = self._places(step) % self.settings.repeats
+            return list(zip(self.pictures_of(step).tolist(), repeats.tolist(), strict=True))
+
         varied = _TimmPictures(self.pictures, self.settings, self.img_size, self.seed, self.varied_as)
-        loader = _loader(varied, keys, self.settings.workers)
+        loader = _loader(varied, _Keys(steps, keys), self.settings.workers)
 
         def inputs() -> Generator[Tensor]:
-            yield from loader
+            for x in loader:
+                yield varied.transform.finished(x)
 
         return inputs()
 
@@ -201,7 +222,7 @@ class _TimmPictures(Dataset[Tensor]):
 
     def __getitem__(self, key: tuple[int, int]) -> Tensor:
         index, repeat = key
-        return self.transform(self.pictures.picture(index), self.seed, self.epoch, index, repeat)
+        return self.transform(self.pictures.image(index), self.seed, self.epoch, index, repeat)
 
 
 T = TypeVar("T")

@@ -12,11 +12,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from superformer.data.augment import EvalTransform, generator, shrink
 from superformer.data.sources import resolve
-from superformer.data.stores import Arrays, Ints, Pixels, Store, digest
+from superformer.data.stores import Arrays, Encoded, Ints, Pixels, Store, digest
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data
 
@@ -30,6 +31,8 @@ SHRINK_TO = 1.5
 """Where a training set fits only with shrunk pictures: the shorter side that is kept, in input sizes."""
 BROKEN = 0.01
 """The largest share of pictures that do not decode which is skipped with a warning."""
+GREY = 128
+"""Of what stands in for a picture that does not decode."""
 CHUNK = 64
 """Pictures that are read or cut at a time."""
 
@@ -187,12 +190,21 @@ class Pictures:
     def picture(self, i: int) -> Pixels:
         """A whole picture, uint8 of shape (height, width, 3). In a set too large to be decoded at the beginning, bad
         content under a sound header is only found now: plain grey stands in for it, with a warning."""
+        return self._or_grey(self.store.read, i, lambda: np.full((64, 64, 3), GREY, dtype=np.uint8))
+
+    def image(self, i: int) -> Image.Image:
+        """The same as a picture of Pillow's."""
+        if not isinstance(self.store, Encoded):
+            return Image.fromarray(self.picture(i))
+        return self._or_grey(self.store.image, i, lambda: Image.new("RGB", (64, 64), (GREY,) * 3))
+
+    def _or_grey(self, read: Callable[[int], T], i: int, grey: Callable[[], T]) -> T:
         at = int(self.index[i])
         try:
-            return self.store.read(at)
+            return read(at)
         except Exception as problem:
-            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=2)
-            return np.full((64, 64, 3), 128, dtype=np.uint8)
+            warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=3)
+            return grey()
 
     def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
         """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``."""
@@ -225,7 +237,7 @@ class Pictures:
         if self.store.decoded:
             return self
         if not self.fits(transform):
-            return self._readable(self.store.size, threads)[0]
+            return self._sound(threads)
         found, squares = self._readable(lambda i: transform(_tensor(self.store.read(i))[None])[0], threads)
         found._squares[transform] = torch.stack(squares)
         return found
@@ -246,7 +258,7 @@ class Pictures:
         small = sum(h * w * min(1, short / min(h, w)) ** 2 for h, w in sizes) / len(sizes)
         room = self.memory * 1e9 / (3 * len(self))
         if min(whole, small) > room:  # they are decoded again each time: only the headers are read
-            return self._readable(self.store.size, threads)[0]
+            return self._sound(threads)
 
         found, kept = self._readable(
             self.store.read if whole <= room else lambda i: shrink(_tensor(self.store.read(i)), short).numpy(), threads
@@ -255,8 +267,22 @@ class Pictures:
         decoded.__dict__["fingerprint"] = found.fingerprint
         return decoded
 
-    def _readable(self, read: Callable[[int], T], threads: int) -> tuple[Pictures, list[T]]:
-        """The pictures that can be read, and what was read; a few that cannot are left out with a warning."""
+    def _sound(self, threads: int) -> Pictures:
+        """The pictures whose headers can be read; those of which that is known are not read again."""
+        index = self.store.index if isinstance(self.store, Encoded) else None
+        if index is None:
+            return self._readable(self.store.size, threads)[0]
+        unknown = np.flatnonzero(index.shapes[self.index, 0] == 0)
+        found, sizes = self._readable(self.store.size, threads, unknown)
+        if sizes:
+            read = self.index[unknown]
+            index.shapes[read[np.isin(read, found.index)]] = sizes
+            index.keep()
+        return found
+
+    def _readable(self, read: Callable[[int], T], threads: int, among: Ints | None = None) -> tuple[Pictures, list[T]]:
+        """The pictures that can be read, and what was read; a few that cannot are left out with a warning.
+        ``among``: the only ones that are tried."""
 
         def attempt(i: int) -> T | Exception:
             try:
@@ -264,7 +290,8 @@ class Pictures:
             except Exception as problem:
                 return problem
 
-        chunks = np.split(self.index, range(CHUNK, len(self), CHUNK))
+        tried = np.arange(len(self)) if among is None else among
+        chunks = np.split(self.index[tried], range(CHUNK, len(tried), CHUNK))
         with ThreadPoolExecutor(max(threads, 1)) as pool:
             results = [r for chunk in pool.map(lambda c: [attempt(i) for i in c.tolist()], chunks) for r in chunk]
         found = [result for result in results if not isinstance(result, Exception)]
@@ -272,11 +299,11 @@ class Pictures:
         if not broken:
             return self, found
         told = f"{len(broken)} of {len(self)} pictures do not decode"
-        first = f"the first is {self.store.name(int(self.index[broken[0]]))} ({results[broken[0]]})"
+        first = f"the first is {self.store.name(int(self.index[tried[broken[0]]]))} ({results[broken[0]]})"
         if len(broken) > BROKEN * len(self.store):  # of all: a small part may well have one of few
             raise SuperformerError(f"{told}, more than {BROKEN:.0%} of all; {first}; repair or remove them")
         warnings.warn(f"{told} and are skipped; {first}", stacklevel=3)
-        return self.take(np.setdiff1d(np.arange(len(self)), broken)), found
+        return self.take(np.setdiff1d(np.arange(len(self)), tried[broken])), found
 
 
 def _tensor(picture: Pixels) -> Tensor:

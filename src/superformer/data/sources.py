@@ -1,7 +1,8 @@
 """What ``--data`` may say, resolved into pictures that have been found but not read.
 
-`digits`; a folder of one folder per class; a folder with `train/` and `test/`, `val/` or `validation/`; a `.npz`; a
-pair `train=PATH,test=PATH` of folders or `.npz` files; a reader of timm (`superformer.data.stores`).
+`digits`; a folder of one folder per class; a folder of tar files (`superformer.data.shards`); a folder with `train/`
+and `test/`, `val/` or `validation/`; a `.npz`; a pair `train=PATH,test=PATH` of folders, tar files (such as
+`train-{0000..0099}.tar`) or `.npz` files; a reader of timm (`superformer.data.stores`).
 
 A `.npz` has either ``images`` (uint8, of shape (n, height, width, 3), or grey without or with a last axis of 1), or
 ``jpeg`` (encoded files laid end to end, uint8) with ``offsets`` (n + 1); and ``labels``, whole numbers from 0.
@@ -10,9 +11,9 @@ A `.npz` has either ``images`` (uint8, of shape (n, height, width, 3), or grey w
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superformer.data.stores import PREFIXES, Arrays, Files, Ints, LabelledStore, Packed, Store, read_timm
+from superformer.data import index, shards
+from superformer.data.index import UNREADABLE, Names, natural_order
+from superformer.data.stores import ENDINGS, PREFIXES, Arrays, Files, Ints, LabelledStore, Packed, Store, read_timm
 from superformer.errors import SuperformerError, nearest
 
 FORMS = (
-    "digits, a folder of one folder per class, a folder with train/ and test/ (or val/), a .npz with images and "
-    "labels, train=PATH,test=PATH, or a timm reader such as torch/cifar10 or hfds/NAME"
+    "digits, a folder of one folder per class or of tar files, a folder with train/ and test/ (or val/), a .npz with "
+    "images and labels, train=PATH,test=PATH, or a timm reader such as torch/cifar10 or hfds/NAME"
 )
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TRAIN = ("train", "training")
+SAMPLE = 64
+"""Files of a large folder whose sizes are looked at: rewriting pictures in place does not change their folder."""
 TEST = ("test", "val", "validation", "valid")
-UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
-"""What numpy raises for a file that is no .npz, or an array of Python objects."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,15 @@ def resolve(spec: str, memory: float = 2.0) -> Source:
         known = _learnable(train, spec)
         return Source(known) if test is None else Source(known, lambda: test, f"the test part of {spec}")
     if path.is_dir():
-        folders = {p.name.lower(): p for p in path.iterdir() if p.is_dir()}
+        folders = {entry.name.lower(): path / entry.name for entry in os.scandir(path) if entry.is_dir()}
         if (inner := next((folders[n] for n in TRAIN if n in folders), None)) is not None:
-            tests = (folders[n] for n in TEST if n in folders and any(p.is_dir() for p in folders[n].iterdir()))
+            tests = (folders[n] for n in TEST if n in folders and _holds_pictures(folders[n]))
             return _train_and_test(inner, next(tests, None))
     return _train_and_test(path, None)
+
+
+def _holds_pictures(folder: Path) -> bool:
+    return any(entry.is_dir() or entry.name.lower().endswith(".tar") for entry in os.scandir(folder))
 
 
 def _pair(spec: str) -> Source:
@@ -77,23 +83,45 @@ def _pair(spec: str) -> Source:
 
 def _train_and_test(train: Path, test: Path | None) -> Source:
     """A training set, perhaps with a test set, of which only the names of the classes are read yet."""
-    known = _learnable(_folder_or_npz(train), str(train))
+    tars = shards.shards_of(train)
+    held = shards.shards_of(test) if test is not None else ()
+    words = {path: set(re.findall("[a-z]+", path.stem.lower())) for path in tars}  # of set-train-00: set, train
+    rest = tuple(path for path in tars if not words[path] & set(TEST))
+    if test is None and 0 < len(rest) < len(tars):  # one folder with the shards of both
+        held = next(found for w in TEST if (found := tuple(path for path in tars if w in words[path])))
+        tars, test = rest, train
+    known = _learnable(_tars(tars) if tars else _folder_or_npz(train), str(train))
     if test is None:
         return Source(known)
-    _check_exists(test)
-    names = _folder(test).classes if test.is_dir() else None
-    if test.suffix == ".npz" and names is None:
-        with open_npz(test) as file:
-            names = _named_classes(test, file)
+    origin, listed, names = str(test), None, None
+    if held:
+        origin = shards.title(held)
+        listed = _tars(held, known.classes)
+    elif test.is_dir():
+        listed = _folder(test)
+    else:
+        _check_exists(test)
+        if test.suffix == ".npz":
+            with open_npz(test) as file:
+                names = _named_classes(test, file)
+    names = names if listed is None else listed.classes
     if names is not None:
-        _check_same_classes(known.classes, names, test)
+        _check_same_classes(known.classes, names, origin)
 
     def open_test() -> LabelledStore:
-        other = _folder_or_npz(test, known.classes)
-        _check_same_classes(known.classes, other.classes, test)
+        other = listed or _folder_or_npz(test, known.classes)
+        _check_same_classes(known.classes, other.classes, origin)
         return other
 
-    return Source(known, open_test, str(test))
+    return Source(known, open_test, origin)
+
+
+def _tars(paths: tuple[Path, ...], classes: tuple[str, ...] | None = None) -> LabelledStore:
+    """The pictures of shards; ``classes`` of the training set for shards that number theirs."""
+    store, labels, names = shards.read_shards(paths)
+    names = names or classes
+    labels = _labels(shards.title(paths), labels, len(store), names)
+    return LabelledStore(store, labels, names or tuple(str(c) for c in range(int(labels.max()) + 1)))
 
 
 def _learnable(found: LabelledStore, spec: str) -> LabelledStore:
@@ -108,7 +136,7 @@ def _learnable(found: LabelledStore, spec: str) -> LabelledStore:
     return found
 
 
-def _check_same_classes(train: Sequence[str], test: Sequence[str], where: Path) -> None:
+def _check_same_classes(train: Sequence[str], test: Sequence[str], where: str) -> None:
     if tuple(train) == tuple(test):
         return
     missing, extra = [c for c in train if c not in test], [c for c in test if c not in train]
@@ -134,7 +162,7 @@ def _folder_or_npz(path: Path, classes: tuple[str, ...] | None = None) -> Labell
     if path.is_dir():
         return _folder(path)
     if path.suffix != ".npz":
-        raise SuperformerError(f"{path} is a file that is not .npz: --data takes {FORMS}")
+        raise SuperformerError(f"{path} is a file that is neither .npz nor .tar: --data takes {FORMS}")
     return _npz(path, classes)
 
 
@@ -155,10 +183,22 @@ def _digits() -> LabelledStore:
 
 def _folder(root: Path) -> LabelledStore:
     """Every picture below a folder; its class is the name of the folder it lies in, however deep, as in timm."""
+    where = root.resolve()
+    known = index.kept(
+        where.parent, where.name, lambda about: _unchanged(root, about), lambda: _found_in(root), index.LARGE
+    )
+    classes = tuple(json.loads(known.arrays["classes"].tobytes()))
+    return LabelledStore(Files(root, known.names, known if known.places else None), known.arrays["labels"], classes)
+
+
+def _found_in(root: Path) -> tuple[Any, index.Arrays]:
+    """The pictures below a folder; and its folders, with the times at which they last changed."""
     paths: list[str] = []
+    folders: list[tuple[str, int]] = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [d for d in inner if not d.startswith(".")]
         where = os.path.relpath(folder, root)
+        folders.append((where, os.stat(folder).st_mtime_ns))
         if where != ".":
             shown = (f for f in files if f.lower().endswith(ENDINGS) and not f.startswith("."))
             paths += [os.path.join(where, f) for f in shown]
@@ -167,16 +207,31 @@ def _folder(root: Path) -> LabelledStore:
         has = f"{loose} pictures but no folders of classes" if loose else "no pictures in folders of classes"
         advice = f"put the pictures of each class in a folder of the class's name ({', '.join(ENDINGS)})"
         raise SuperformerError(f"{root} has {has}: {advice}")
-    paths.sort(key=_natural_order)
+    paths.sort(key=natural_order)
     names = [os.path.basename(os.path.dirname(p)) for p in paths]
-    classes = sorted(set(names), key=_natural_order)
+    classes = sorted(set(names), key=natural_order)
     number = {name: i for i, name in enumerate(classes)}
-    return LabelledStore(Files(root, paths), np.array([number[n] for n in names], dtype=np.int64), tuple(classes))
+    found, labels = Names.of(paths), np.array([number[n] for n in names], dtype=np.int64)
+    about = np.frombuffer(json.dumps(classes).encode(), np.uint8)
+    arrays: index.Arrays = {"names": found.text, "ends": found.ends, "classes": about, "labels": labels}
+    if len(paths) < index.LARGE:
+        return None, arrays
+    arrays["bytes"] = np.array([_bytes(root, p) for p in paths], dtype=np.int64)
+    sample = range(0, len(paths), max(len(paths) // SAMPLE, 1))
+    return {"folders": folders, "sample": [(paths[i], int(arrays["bytes"][i])) for i in sample]}, arrays
 
 
-def _natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Sorts 2 before 10, as timm does."""
-    return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", name.lower())], name
+def _unchanged(root: Path, about: Any) -> bool:
+    """Whether a folder is as it was listed: its folders have changed at the same times, and some files are as large."""
+    times = all(os.stat(root / folder).st_mtime_ns == time for folder, time in about["folders"])
+    return times and all(_bytes(root, path) == size for path, size in about["sample"])
+
+
+def _bytes(root: Path, path: str) -> int:
+    try:
+        return os.stat(root / path).st_size
+    except OSError:  # a link to nothing: a picture that does not decode
+        return -1
 
 
 def _npz(path: Path, classes: tuple[str, ...] | None) -> LabelledStore:
@@ -246,7 +301,7 @@ def _packed(path: Path, file: Any) -> Store:
     return Packed(data, offsets.astype(np.int64))
 
 
-def _labels(path: Path, labels: npt.NDArray[Any], n: int, names: tuple[str, ...] | None) -> Ints:
+def _labels(path: Path | str, labels: npt.NDArray[Any], n: int, names: tuple[str, ...] | None) -> Ints:
     if labels.dtype.kind not in "iu":
         wrong = f"are {labels.dtype}, they must be whole numbers from 0; put names in class_names"
     elif labels.shape != (n,):

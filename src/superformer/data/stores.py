@@ -14,17 +14,21 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from superformer.data.index import Index, Names
 from superformer.errors import SuperformerError
 
 Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+HEAD = 16 * 1024
+"""Bytes of a picture that are read for its height and width; all of it where they are not enough."""
 PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 """Of the data sets that timm reads."""
 
@@ -87,26 +91,49 @@ class Arrays:
         return digest(part for a in arrays for part in (str(a.shape).encode(), np.ascontiguousarray(a).data))
 
 
-class _Encoded(abc.ABC):
-    """Pictures in files: each is decoded when it is read, and tells its size in its header."""
+class Encoded(abc.ABC):
+    """Pictures in files: each is decoded when it is read, and tells its size in its header.
+
+    ``index``: what is known of them already, if it is kept."""
 
     decoded = False
+    index: Index | None = None
 
     @abc.abstractmethod
-    def file(self, i: int) -> BinaryIO:
-        """The picture's file, from its beginning."""
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        """The picture's file, or so many bytes of its beginning."""
 
     def read(self, i: int) -> Pixels:
-        with self.file(i) as file:
-            return decode(file)
+        return np.asarray(self.image(i))
+
+    def image(self, i: int) -> Image.Image:
+        """The picture as Pillow decodes it, RGB: what timm's transforms begin with."""
+        with open_picture(self.encoded(i)) as picture:
+            return rgb_image(picture)
+
+    def header(self, i: int) -> tuple[int, int]:
+        """Height and width, read from the file."""
+        try:
+            opened = open_picture(self.encoded(i, HEAD))
+        except Exception:  # a header that is longer, or no picture
+            opened = open_picture(self.encoded(i))
+        with opened as picture:
+            return picture.height, picture.width
 
     def size(self, i: int) -> tuple[int, int]:
-        with self.file(i) as file, Image.open(file) as picture:
-            return picture.height, picture.width
+        height, width = (0, 0) if self.index is None else self.index.shapes[i].tolist()
+        return (height, width) if height else self.header(i)
+
+
+def open_picture(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:  # which names an object in memory
+        raise UnidentifiedImageError("not a picture that Pillow knows") from None
 
 
 @dataclass
-class Packed(_Encoded):
+class Packed(Encoded):
     """Encoded files (JPEG, PNG) laid end to end: picture i is ``data[offsets[i] : offsets[i + 1]]``."""
 
     data: Pixels
@@ -115,8 +142,9 @@ class Packed(_Encoded):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def file(self, i: int) -> BinaryIO:
-        return io.BytesIO(self.data[self.offsets[i] : self.offsets[i + 1]].tobytes())
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        data = self.data[self.offsets[i] : self.offsets[i + 1]]
+        return (data if most < 0 else data[:most]).tobytes()
 
     def name(self, i: int) -> str:
         return f"picture {i}"
@@ -126,23 +154,27 @@ class Packed(_Encoded):
 
 
 @dataclass
-class Files(_Encoded):
-    """Picture files below a folder."""
+class Files(Encoded):
+    """Picture files below a folder. What is kept of them, if anything, has their sizes in bytes, too."""
 
     root: Path
-    paths: Sequence[str]
+    paths: Sequence[str] | Names
+    index: Index | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def file(self, i: int) -> BinaryIO:
-        return open(self.root / self.paths[i], "rb")
+    def encoded(self, i: int, most: int = -1) -> bytes:
+        with open(os.path.join(self.root, self.paths[i]), "rb", buffering=0) as file:
+            return file.read(most)
 
     def name(self, i: int) -> str:
         return str(self.root / self.paths[i])
 
     def digest(self) -> str:
-        return digest(f"{path}\0{(self.root / path).stat().st_size}\0".encode() for path in self.paths)
+        known = {} if self.index is None else self.index.arrays
+        sizes = known["bytes"].tolist() if "bytes" in known else ((self.root / p).stat().st_size for p in self.paths)
+        return digest(os.fsencode(f"{path}\0{size}\0") for path, size in zip(self.paths, sizes, strict=True))
 
 
 @dataclass
@@ -179,12 +211,17 @@ def decode(file: Any) -> Pixels:
 
 def rgb(picture: Image.Image) -> Pixels:
     """Grey (also of 16 bits), palette and transparent pictures as uint8 RGB; transparency is dropped."""
+    return np.asarray(rgb_image(picture))
+
+
+def rgb_image(picture: Image.Image) -> Image.Image:
+    """The same as a picture."""
     if picture.mode.startswith("I"):
         grey = np.clip(np.asarray(picture).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return np.repeat(grey[..., None], 3, axis=-1)  # (h, w) -> (h, w, 3)
+        return Image.fromarray(np.repeat(grey[..., None], 3, axis=-1))  # (h, w) -> (h, w, 3)
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
-    return np.asarray(picture.convert("RGB"))
+    return picture.convert("RGB")
 
 
 def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 
-from superformer.data.stores import Files, Ints, digest
+from superformer.data.stores import Files, Ints, digest, open_picture
 from superformer.errors import SuperformerError, shown
 from superformer.transfer.examples.settings import ExampleSettings
 from superformer.transfer.examples.sources import (
@@ -105,7 +104,7 @@ class Segments:
 
 def read_mask(masks: Files, k: int) -> npt.NDArray[np.uint16]:
     """The values of a mask, (height, width)."""
-    with masks.file(k) as file, Image.open(file) as picture:
+    with open_picture(masks.encoded(k)) as picture:
         values = np.asarray(picture)
     if values.ndim == 3 and (values[..., :3] == values[..., :1]).all():
         values = values[..., 0]  # grey, stored as colours

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from superformer.data.augment import generator
 from superformer.data.dataset import BROKEN, HELD_OUT, SPLIT_SEED
-from superformer.data.sources import ENDINGS, TEST, TRAIN
-from superformer.data.stores import Files, Ints, Store
+from superformer.data.sources import TEST, TRAIN
+from superformer.data.stores import ENDINGS, Files, Ints, Store
 from superformer.errors import SuperformerError
 
 P = TypeVar("P")
