@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -20,7 +20,7 @@ from superformer.data import DataSet, index, load, shards, train_batches
 from superformer.data.dataset import Pictures
 from superformer.data.index import Names
 from superformer.data.sources import resolve
-from superformer.data.stores import Encoded, Files, digest
+from superformer.data.stores import Encoded, Files, digest, jpeg_size
 from superformer.errors import SuperformerError
 from superformer.recipes.settings import Data, Mix
 
@@ -235,6 +235,25 @@ def test_tars_that_are_no_tars(tmp_path):
         resolve(str(tar(tmp_path / "b-1.tar", numbered())).replace("b-1", "b-{1..3}"))
     with pytest.raises(SuperformerError, match=r"there is no .*no-\*.tar"):
         resolve(str(tmp_path / "no-*.tar"))
+
+
+JPEGS = [jpeg(), jpeg(40, 9)]
+for options in ({"progressive": True, "comment": b"words"}, {"quality": 5, "optimize": True}, {"subsampling": 0}):
+    _file = io.BytesIO()
+    Image.fromarray(RNG.integers(0, 256, (30, 20, 3), dtype=np.uint8)).save(_file, "jpeg", **options)
+    JPEGS.append(_file.getvalue())
+
+
+@given(st.sampled_from(JPEGS), st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=3), st.data())
+@settings(max_examples=300)
+def test_sizes_of_jpegs_are_those_of_pillow(data, changes, draw):
+    """Of damaged ones, too: whatever Pillow does not open has none."""
+    assert jpeg_size(data) == Image.open(io.BytesIO(data)).size[::-1]
+    for at, value in changes:
+        data = data[:at] + bytes([value]) + data[at + 1 :]
+    data = data[: draw.draw(st.integers(0, len(data)) | st.just(len(data)))]
+    if (size := jpeg_size(data)) is not None:
+        assert Image.open(io.BytesIO(data)).size == size[::-1]
 
 
 def test_what_is_pickled_for_processes_reads_the_same(tmp_path):
