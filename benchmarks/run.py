@@ -26,6 +26,7 @@ BENCHMARKS = {
     "analysis": ["analysis.py"],
     "timm": ["timm_networks.py"],
     "transfer": ["transfer.py"],
+    "processes": ["processes.py"],
 }
 
 
