@@ -66,11 +66,7 @@ def lines(folder: Path) -> list[str]:
             f"{1e3 * p['seconds_a_step']:.3g} ms", say_time(3600 * p["hours"]), f"{amount(p['disk'])}B",
         )  # fmt: skip
         out.append(f"| {' | '.join(cells)} |")
-    out += [
-        "",
-        "MACs are those of all devices together, forward and backward; launches, memory and bytes those of each.",
-        "",
-    ]
+    out += ["", "All of it of each device; MACs forward and backward.", ""]
     out += [ASSUMED + "; ".join(plans[0]["assumed"]) + ".", "", "## What the memory holds", ""]
     kinds = [k for k in plans[0]["memory"] if k != "total"]
     out += [f"| recipe | devices | {' | '.join(kinds)} |", f"|{'---|' * (len(kinds) + 2)}"]
@@ -79,6 +75,8 @@ def lines(folder: Path) -> list[str]:
         out.append(f"| {p['recipe']} | {p['devices'].partition('x')[0]} | {' | '.join(cells)} |")
     out += ["", "## What to change where it does not fit", ""]
     for p in plans:
+        if not p["fits"] and not p.get("changes"):
+            out.append(f"- `{p['recipe']}` on {p['devices']}: not looked for on this page; the command does")
         for row in p.get("changes", ()):
             how = f"{amount(row['total'])}B, {say_time(3600 * row['hours'])}"
             out.append(f"- `{p['recipe']}` on {p['devices']}: `{' '.join(row['words'])}`: {how}")
