@@ -27,6 +27,7 @@ from superformer.transfer.evaluation import some
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
 from superformer.transfer.heads.detection import Detector, traceable
+from superformer.transfer.heads.segmentation import Segmenter
 from superformer.transfer.model import load_model
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import TaskData
@@ -95,7 +96,8 @@ def _huggingface(
 
     def prove(partial: Path) -> Proof:
         with torch.no_grad():
-            ours = [torch.stack([p["logits"] for p in model.predict(list(x), [{}] * len(x))]) for x in batches]  # type: ignore[operator]
+            found = [cast(Segmenter, model).predict(list(x), [{}] * len(x)) for x in batches]
+            ours = [torch.stack([one["logits"] for one in some]) for some in found]
         theirs = huggingface.logits_of(partial, batches, pixels.AUTO)
         proof = proof_of([y.numpy() for y in ours], theirs, "superformer and transformers without it, logits of pixels")
         return replace(proof, kind="test")
