@@ -13,6 +13,7 @@ from typing import Any, Self
 from superformer import files
 from superformer.claims.declaration import Claim
 from superformer.claims.verdict import Values, differences, verdict
+from superformer.data.sources import label as label
 from superformer.errors import SuperformerError
 
 SCHEMA = """
@@ -83,11 +84,6 @@ class Store:
         )
         rows = [dict(zip(names, row, strict=True)) for row in found]
         return [{**row, "data": label(row["data"]), "values": json.loads(row["values"])} for row in rows]
-
-
-def label(spec: str) -> str:
-    """Pictures by the name of their file or folder, wherever it lies: what is told of them is for others."""
-    return Path(spec.partition(",")[0].rpartition("=")[2]).name if "/" in spec else spec
 
 
 def summary(name: str, claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class Source:
     test_origin: str = ""
 
 
+def label(spec: str) -> str:
+    """Pictures by the name of their file or folder, wherever it lies: what is told of them is for others."""
+    return Path(spec.partition(",")[0].rpartition("=")[2]).name if "/" in spec else spec
+
+
 def resolve(spec: str, memory: float = 2.0) -> Source:
     """The pictures that a ``--data`` text means."""
     spec = spec.strip()

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from superformer import files
+from superformer.data.sources import label
 from superformer.draw.sketch import SQUARES, WIDTHS
 from superformer.draw.svg import DARK, LIGHT
 from superformer.progress import Tell, teller
@@ -90,7 +91,7 @@ def rendered(inputs: Inputs, tell: Tell) -> str:
     there = [s for s in sections if s is not None]
     charts = {name: chart for s in there for name, chart in s.charts.items()}
     data = {"charts": charts, "front": front_data, "widths": WIDTHS, "squares": SQUARES}
-    name = f"{inputs.run.folder.resolve().name}: {inputs.recipe.name} on {inputs.facts.get('data', 'pictures')}"
+    name = f"{inputs.run.folder.resolve().name}: {inputs.recipe.name} on {label(inputs.facts.get('data', 'pictures'))}"
     return _page(name, there, data)
 
 
