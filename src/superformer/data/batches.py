@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ from superformer.data.stores import Ints
 from superformer.errors import SuperformerError
 from superformer.kernels import Arriving
 from superformer.recipes.settings import Data, Mix
+
+# data.workers says how many; torch tells in every epoch that there are fewer cores
+warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 @dataclass(frozen=True)
