@@ -69,7 +69,7 @@ def headline(found: Transferred) -> Section:
     left = [f"{n} ({why})" for why, n in facts.get("skipped", {}).items()]
     note = paragraph(f"Left out: {', '.join(left)}.", class_="note") if left else None
     costs = test.get("cost", {})
-    named = {"params": "weights", "backbone": "of the backbone", "head": "of the head"}
+    named = {"params": "weights", "backbone": "weights of the backbone", "head": "weights of the head"}
     rows += [(named.get(name, name), amount(float(n))) for name, n in costs.items() if number(n) is not None]
     missing = None if test else paragraph("It is not done yet: the words that began it go on with it.")
     return Section("transfer", "On the test data", several(paragraph(told), note, missing, markup.pairs(rows)))
@@ -120,13 +120,12 @@ def by_class(found: Transferred) -> Section | None:
     known = {name: own for name, own in rows.items() if number(own.get(first)) is not None}
     drawn = sorted(known, key=lambda name: -float(known[name][first]))[:MOST_CLASSES]
     values = [{"name": name, "group": None, "value": 100 * known[name][first], "colour": 0} for name in drawn]
-    chart = bars(f"{first.upper()} by class", axis(first.upper(), "percent", 0, 100), values)
+    title = {"iou": "IoU", "ap": "AP"}.get(first, first.capitalize())
+    chart = bars(f"{title} by class", axis(title, "percent", 0, 100), values)
     cells = [[name, *(_cell(own.get(k)) for k in names)] for name, own in rows.items()]
     table = markup.table(["class", *names], cells, "Figures by class", words=1)
     whole = markup.details("All of them as a table", table)
-    return Section(
-        "classes", "By class", several(place("classes", f"{first.upper()} by class"), whole), {"classes": chart}
-    )
+    return Section("classes", "By class", several(place("classes", f"{title} by class"), whole), {"classes": chart})
 
 
 def _cell(value: object) -> str:

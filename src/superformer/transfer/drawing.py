@@ -141,7 +141,7 @@ def answer(
     best = int(prediction["scores"].argmax())
     truth = data.classes[target["answer"]] if target["answer"] >= 0 else "an answer that no training question has"
     share = 100 * float(prediction["scores"][best])
-    told = f"{text}? {data.classes[best]} ({share:.0f} %); the answer is {truth}"
+    told = f"{text.rstrip(' ?')}? {data.classes[best]} ({share:.0f} %); the answer is {truth}"
     heat = F.interpolate(looked[None, None].float(), size=picture.shape[-2:], mode="bilinear", align_corners=False)[0]
     heat = heat / heat.max().clamp(min=1e-9)
     bright = (picture.float() * (0.2 + 0.8 * heat)).round().to(torch.uint8)
