@@ -78,7 +78,7 @@ auto, folder, asked, answered = sys.argv[1:]
 transformers.AutoImageProcessor.from_pretrained(folder)
 model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
 with torch.no_grad():
-    save_file({name: model(x).logits for name, x in load_file(asked).items()}, answered)
+    save_file({name: model(x).logits.contiguous() for name, x in load_file(asked).items()}, answered)
 """
 
 
@@ -116,7 +116,7 @@ def logits_of(folder: Path, batches: list[Tensor], auto: str = "AutoModelForImag
     """What transformers computes, in a process without superformer and internet and with a cache of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = (Path(scratch) / name for name in ("asked.safetensors", "answered.safetensors"))
-        save_file({str(k): x for k, x in enumerate(batches)}, asked)
+        save_file({str(k): x.clone().contiguous() for k, x in enumerate(batches)}, asked)
         environment = os.environ | {"HF_HOME": scratch, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         words = [sys.executable, "-c", PROOF, auto, str(folder.resolve()), str(asked), str(answered)]
         done = subprocess.run(words, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
