@@ -37,7 +37,7 @@ from superformer.recipes import Recipe, from_tree, merged
 from superformer.runs import SUPERNET, Run, stored
 from superformer.runs.storage import load_network, load_supernet
 from superformer.search import search
-from superformer.settings import load_yaml
+from superformer.settings import load_yaml, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
 from superformer.spaces.around import around
@@ -77,6 +77,8 @@ def fit(
     arch = source.arch(size)
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
+    folders = home, home / "original" / "network", home / "teacher"
+    _supernet(source, around(arch, before["shrink"]), *folders, changes)  # wrong words are told of at once
     with chapter(shown, "1. The original, tuned on your pictures"):
         tuning = _original(source, arch, changes)
         original = time.spend(
@@ -85,7 +87,7 @@ def fit(
         files.write_object(known, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
-        network = write_inherited(original, net.space.smallest(), home / "original" / "network")
+        network = write_inherited(original, net.space.smallest(), folders[1])
     with chapter(shown, "2. What of it may go first"):
         orders = _orders(home, original, net, shown)
         teacher = _teacher(home, original, net, orders)
@@ -127,7 +129,12 @@ def _supernet(source: Source, space: Space, home: Path, network: Path, teacher: 
     """How the supernet is trained, and what it finds."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
-    tree = merged(tree, {"loss": {"teachers": [str(teacher)], "keep": str(home / "taught")}})
+    tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
+    said = dict(read_key_value(c) for c in changes if not c.startswith("original."))
+    if said.get("data.augment", "timm") != "timm" or said.get("data.repeats", 1) != 1:
+        tree = merged(tree, {"data": {"views": 0}})  # nothing comes again
+    elif not said.get("mix.mixup") and not said.get("mix.cutmix"):
+        tree = merged(tree, {"loss": {"keep": str(home / "taught")}})
     start = {"network": str(network), "orders": str(home / "orders.json")}
     tree |= {"space": json.loads(space.to_json()), "start": start}
     return from_tree(tree, "fit", [c for c in changes if not c.startswith("original.")])
