@@ -172,10 +172,24 @@ def test_what_is_refused(network: Path, tmp_path: Path) -> None:
             continue
         with pytest.raises(sf.SuperformerError, match=text):
             fit(model, "digits", tmp_path / "none", **words)
+    for word in ("optimizer.rl=1e-3", "original.optimizer.rl=1e-3", "data.views=3.5"):
+        with pytest.raises(sf.SuperformerError, match=word.partition("=")[0].removeprefix("original.")):
+            fit(str(network), "digits", tmp_path / "none", word, aim=AIM)
     (tmp_path / "file").mkdir()
     with pytest.raises(sf.SuperformerError, match="no folder of a network"):
         fit(str(tmp_path / "file"), "digits", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_teachers_say_is_kept_where_it_comes_again(network: Path, tmp_path: Path) -> None:
+    source = fitting.Source.of(str(network), None)
+    settings = {
+        (): (8, True), ("data.augment=none",): (0, False), ("data.repeats=2",): (0, False),
+        ("mix.mixup=0.2",): (8, False), ("data.views=3",): (3, True),
+    }  # fmt: skip
+    for words, (views, kept) in settings.items():
+        recipe = fitting._supernet(source, SPACE, tmp_path, network, network, words)
+        assert (recipe.data.views, recipe.loss.keep is not None) == (views, kept)
 
 
 def test_networks_along_the_front() -> None:
