@@ -64,7 +64,7 @@ def kit_once(trained_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
     def as_onnx(net: torch.nn.Module, x: torch.Tensor, any_batch: bool = False) -> Any:
         count[0] += 1
-        return real(net, x, any_batch) if count[0] == 1 else stand_in(tuple(x.shape))
+        return real(net, x, any_batch=any_batch) if count[0] == 1 else stand_in(tuple(x.shape))
 
     folder = tmp_path_factory.mktemp("kit") / "kit"
     with pytest.MonkeyPatch.context() as patch:
