@@ -77,8 +77,8 @@ def fit(
     arch = source.arch(size)
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
-    folders = home, home / "original" / "network", home / "teacher"
-    _supernet(source, around(arch, before["shrink"]), *folders, changes)  # wrong words are told of at once
+    network, teacher = home / "original" / "network", home / "teacher"
+    _supernet(source, around(arch, before["shrink"]), home, network, teacher, changes)  # wrong words are told at once
     with chapter(shown, "1. The original, tuned on your pictures"):
         tuning = _original(source, arch, changes)
         original = time.spend(
@@ -87,10 +87,10 @@ def fit(
         files.write_object(known, before)
         net = load_supernet(original.supernet_file)
         net = net.extract(net.space.smallest()).eval()
-        network = write_inherited(original, net.space.smallest(), folders[1])
+        write_inherited(original, net.space.smallest(), network)
     with chapter(shown, "2. What of it may go first"):
         orders = _orders(home, original, net, shown)
-        teacher = _teacher(home, original, net, orders)
+        _save_teacher(teacher, original, net, orders)
     with chapter(shown, "3. The supernet around it"):
         space = around(arch, before["shrink"], orders.blocks)
         recipe = _supernet(source, space, home, network, teacher, changes)
@@ -174,15 +174,13 @@ def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders
     return found
 
 
-def _teacher(home: Path, original: Run, net: Network, orders: Orders) -> Path:
+def _save_teacher(folder: Path, original: Run, net: Network, orders: Orders) -> None:
     """The tuned original as the teacher: what matters most comes first in it, as in all that it teaches, so that their
     channels can be compared."""
-    folder = home / "teacher"
     if not (folder / CONFIG).exists():
         ordered = copy.deepcopy(net)
         orders.apply(ordered)
         save_model(original, ordered, folder)
-    return folder
 
 
 def _limit(aim: Aim, home: Path, space: Space, before: Mapping[str, float]) -> float:
