@@ -38,6 +38,7 @@ from superformer.cost.latency import Job, measure_jobs
 from superformer.data.batches import eval_batches, train_batches
 from superformer.elastic.positions import at_size
 from superformer.families.network import Network
+from superformer.kernels import precision
 from superformer.runs import Run, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import load_network, load_supernet
@@ -159,7 +160,8 @@ class Tuner:
         size = size_of(net, self.size)
         for n, (x, target) in enumerate(self.batches(steps, per_epoch, batch)):
             schedule.set(n)
-            loss = F.cross_entropy(net(at_size(x, (size, size))), target)
+            with precision(x.device, recipe.train.amp):
+                loss = F.cross_entropy(net(at_size(x, (size, size))), target)
             own.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), recipe.gradients.clip or 1.0)
@@ -187,7 +189,8 @@ class Tuner:
         net.eval()
         right = total = 0
         for x, labels in eval_batches(self.pictures.test(), self.recipe.data, size_of(net, self.size), 64):
-            right += int((net(x).argmax(-1) == labels).sum())
+            with precision(x.device, self.recipe.train.amp):
+                right += int((net(x).argmax(-1) == labels).sum())
             total += len(labels)
         return right / total
 

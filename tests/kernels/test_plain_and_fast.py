@@ -63,6 +63,32 @@ def test_attention(batch, heads, side, many):
     agree(attention.talking_heads, [q, k, v, square, own[0], *own[2:]], q, k, v, square, tuple(own), 0.3)
 
 
+def test_attention_in_bfloat16():
+    """Under autocast the kernel is as close to float64 as torch's own attention is."""
+    q, k, v = (randn(4, 3, 17, 8, seed=n) for n in range(3))
+    bias, found = randn(3, 17, 17, seed=3), {}
+    for mode in ("exact", "plain", "fast"):
+        for t in (q, k, v, bias):
+            t.grad = None
+        lowered = torch.autocast("cpu", torch.bfloat16, enabled=mode != "exact")
+        with lowered, sf.kernels.using("plain" if mode == "exact" else mode):
+            *given_, added = ((t if mode == "exact" else t.float()) for t in (q, k, v, bias))
+            out = attention.attention(*given_, 0.3, added)
+            assert out.dtype == (torch.float64 if mode == "exact" else torch.bfloat16)
+        (out.double() * randn(*out.shape, seed=7, grad=False)).sum().backward()
+        found[mode] = [out.detach().double(), *(t.grad.clone() for t in (q, k, v, bias))]
+    for exact, plain, fast in zip(*found.values(), strict=True):
+        off = [((t - exact).norm() / exact.norm()).item() for t in (plain, fast)]
+        assert off[1] < max(0.02, 1.5 * off[0])
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_auto_is_bfloat16_where_there_are_units_for_it(monkeypatch, units):
+    monkeypatch.setattr(sf.kernels, "multiplies_bfloat16", lambda kind: units)
+    with sf.kernels.precision(torch.device("cpu"), "auto"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (torch.bfloat16 if units else torch.float32)
+
+
 def norm(channels: int, training: bool, seed: int) -> convolution.Norm:
     weight, bias = randn(channels, seed=seed), randn(channels, seed=seed + 1)
     mean, var = randn(channels, seed=seed + 2, grad=False), randn(channels, seed=seed + 3, grad=False).square() + 1

@@ -120,7 +120,7 @@ def _trees() -> dict[str, Any]:
 def _original(source: Source, arch: Arch, changes: Sequence[str]) -> Recipe:
     """How the network itself is tuned."""
     trees = _trees()
-    tree = merged(merged(trees["common"], trees["original"]), {"data": source.prepared})
+    tree = merged(merged(trees["common"], trees["original"]), source.settings(arch))
     tree |= {"space": json.loads(point(arch).to_json()), "start": source.start.model_dump(mode="json")}
     return from_tree(tree, "fit", [c.removeprefix("original.") for c in changes if c.startswith("original.")])
 
@@ -128,7 +128,7 @@ def _original(source: Source, arch: Arch, changes: Sequence[str]) -> Recipe:
 def _supernet(source: Source, space: Space, home: Path, network: Path, teacher: Path, changes: Sequence[str]) -> Recipe:
     """How the supernet is trained, and what it finds."""
     trees = _trees()
-    tree = merged(merged(trees["common"], trees["supernet"]), {"data": source.prepared})
+    tree = merged(merged(trees["common"], trees["supernet"]), source.settings(space.largest()))
     tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
     said = dict(read_key_value(c) for c in changes if not c.startswith("original."))
     if said.get("data.augment", "timm") != "timm" or said.get("data.repeats", 1) != 1:

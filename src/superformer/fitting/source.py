@@ -12,17 +12,23 @@ import timm
 from torch import nn
 
 from superformer import data
+from superformer.cost import cost
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.interop.timm_weights import from_timm
 from superformer.recipes.settings import Data, Start
 from superformer.runs.storage import load_network
+from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family
 from superformer.space.space import Space
 from superformer.spaces.around import around
 from superformer.train.warm_start import from_timm_settings
+
+LOWERED, DEPTHWISE = 5e7, ("nasvit",)
+"""MACs from which on products in bfloat16 are worth their conversions, on a processor; families whose many depthwise
+convolutions are slower in it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ class Source:
         picture = data.load(spec, Data(search=0, augment="none", **self.prepared), own).train.picture(0)
         step = net.reduction(net.space.smallest(), len(net.space.stages) - 1)
         return int(min(own, max(min(picture.shape[:2]) // step, 1) * step))
+
+    def settings(self, arch: Arch) -> dict[str, Any]:
+        """What of a recipe depends on the network."""
+        large = float(cost(point(arch), [arch]).macs[0]) >= LOWERED and arch.family not in DEPTHWISE
+        return {"data": self.prepared} | ({} if large else {"train": {"amp": "off"}})
 
     def arch(self, size: int) -> Arch:
         """Its architecture for pictures of this size."""

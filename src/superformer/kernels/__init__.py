@@ -109,6 +109,15 @@ def mixed(x: Tensor) -> bool:
     return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type)
 
 
+def lowered(x: Tensor, *more: Tensor | None) -> list[Any]:
+    """Tensors in the precision that operations choose themselves, if they do."""
+    tensors = (x, *more)
+    if not mixed(x):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return [None if t is None else t.to(dtype) for t in tensors]
+
+
 class Kernel(Generic[P, R]):
     """A fast function and its plain twin. ``able``: when the fast one can run at all; ``worth``: when it was measured
     to be faster, on a CPU."""
@@ -234,11 +243,24 @@ def _fast_products() -> None:
 
 
 def precision(device: torch.device, name: str) -> AbstractContextManager[Any]:
-    """Operations in bfloat16 or float16 where that is safe (autocast); ``off``: as the tensors are. On an accelerator
-    products of float32 are TF32's from then on."""
+    """Operations in bfloat16 or float16 where that is safe (autocast); ``off``: as the tensors are; ``auto``: bfloat16
+    where the device multiplies it faster. On an accelerator products of float32 are TF32's from then on."""
     if device.type not in NO_ACCELERATOR:
         _fast_products()
+    if name == "auto":
+        name = "bfloat16" if multiplies_bfloat16(device.type) else "off"
     return nullcontext() if name == "off" else torch.autocast(device.type, getattr(torch, name))
+
+
+@functools.cache
+def multiplies_bfloat16(kind: str) -> bool:
+    """Whether a kind of device multiplies matrices of bfloat16 faster: of processors those with tiles (AMX) and those
+    with its dot products (AVX512-BF16)."""
+    if kind == "cpu":
+        return any(getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("amx_tile", "avx512_bf16"))
+    if kind == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return kind == "xpu"
 
 
 def accelerated(device: torch.device) -> bool:

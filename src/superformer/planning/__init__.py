@@ -118,7 +118,7 @@ def _that_fit(
     share = recipe.train.batch_size // devices.count
     halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
     for words in ([], ["train.amp=bfloat16"], ["train.recompute=true"], ["train.amp=bfloat16", "train.recompute=true"]):
-        if "train.amp=bfloat16" in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
+        if "train.amp=bfloat16" in words and (recipe.train.amp not in ("off", "auto") or not devices.device.bfloat16):
             continue
         whole = {} if words else memory
         for parts in halves if words else halves[1:]:
@@ -282,7 +282,8 @@ def _macs(trainer: Trainer, n: int, pictures: int) -> float:
 
 
 def _told(recipe: Recipe, devices: Devices, step: Step, steps: int, per_epoch: int) -> dict[str, Any]:
-    device, half = devices.device, recipe.train.amp != "off"
+    device, amp = devices.device, recipe.train.amp
+    half = devices.device.bfloat16 if amp == "auto" else amp != "off"
     share = step.mean / max(step.macs, 1e-9)  # of the largest step's work, that the mean one has
     computing = share * device.seconds(step.work, half)
     sent = 2 * (devices.count - 1) / devices.count * step.grads

@@ -206,7 +206,9 @@ class Train(Length):
     drop_path: float = Field(0.0, ge=0, lt=1)
     dropout: float = Field(0.0, ge=0, lt=1, description="of what the classifier reads (NASViT, table 5)")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation and search")
-    amp: Annotated[Literal["off", "bfloat16", "float16"], OFF] = "off"
+    amp: Annotated[Literal["off", "auto", "bfloat16", "float16"], OFF] = Field(
+        "off", description="precision of products; auto: bfloat16 where the device has units for it, else off"
+    )
     recompute: bool = Field(False, description="blocks again in the backward pass: less memory, a third more time")
     compile: bool = Field(False, description="torch.compile, of a network by itself: minutes first, then faster")
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's; 1 is best for small networks")
