@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from superformer import claims
-from superformer.claims.declaration import Claim, declared, named
-from superformer.claims.page import drawing
+from superformer.claims import measures
+from superformer.claims.declaration import Claim, declared, left_out, named
+from superformer.claims.page import drawing, write_page
 from superformer.claims.store import Store, label, summary
 from superformer.claims.verdict import HOLDS, OPEN, REVERSED, UNSEEN, differences, interval, verdict
 from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
+from superformer.runs import Run
+from superformer.train import loop
 
 SIMULATED, SEEDS = 1000, 3
 
@@ -138,6 +141,52 @@ def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: 
     (tmp_path / "claims" / "warm-up.json").write_text("[]")
     with pytest.raises(SuperformerError, match=r"warm-up\.json.*delete it"):
         claims.run([], "digits", tmp_path / "third", seeds=2, out=tmp_path)
+
+
+SHORT = ["train.epochs=0.15", "watch.networks=0", "retrain.scratch.train.epochs=0.1"]
+
+
+@pytest.mark.xdist_group("claims")
+@pytest.mark.parametrize("name", ["something-to-find", "cyclic-ranges", "ratios-grow", "chosen-in-time"])
+def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first arm of a claim, with numbers that can be; a second time nothing is trained or measured again."""
+    monkeypatch.setattr(measures, "SPREAD", 2)
+    monkeypatch.setattr(measures, "GROUPED", measures.GROUPED.model_copy(update={"architectures": 12, "groups": 3}))
+    few = ["population=6", "generations=1"] if name == "chosen-in-time" else ["first=6", "population=4", "rounds=1"]
+    own = declared()[name].model_copy(update={"common": SHORT, "search": few if "space" not in name else []})
+    words = tuple(own.arms[own.order[-1]])
+    arm = measures.Arm(own, words, 0, "digits", tmp_path)
+    values, epochs = measures.measured(arm, lambda other: arm.trained())
+    assert (own.measure in values, epochs) == (True, 0.15)
+    assert 0 < values["median"] <= 1
+    if own.measure == "spread":
+        assert values["spread"] == pytest.approx((values["most"] - values["least"]) / 2**0.5)  # of two
+    elif own.measure == "kendall_macs":
+        assert -1 <= values["kendall_macs"] <= 1
+    elif own.measure == "ratio":
+        assert 2 / 3 < values["ratio"] < 3 / 2  # ratios of 2 and 3
+    else:
+        assert 0 < values["chosen"] <= 1
+        archs = json.loads(next(arm.trained().folder.glob("like-latency-*.json")).read_text())["archs"]
+        assert len(archs) == measures.ALIKE
+    monkeypatch.setattr(loop, "_train", None)
+    monkeypatch.setattr(measures, "train", lambda *_, **__: arm_run)
+    arm_run = Run(arm.folder("supernets", arm.recipe))
+    assert measures.measured(arm, lambda other: arm_run) == (values, epochs)
+
+
+def test_equal_time_has_a_length_for_each_arm() -> None:
+    timed, counted = declared()["many-in-time"], declared()["many-in-a-batch"]
+    assert len({timed.length(arm) for arm in timed.arms}) == len(timed.arms)
+    assert {counted.length(arm) for arm in counted.arms} == {declared()["warm-up"].length("none")}
+
+
+def test_what_is_left_out_is_told_with_its_reason(tmp_path: Path) -> None:
+    page = write_page([], tmp_path).read_text()
+    assert left_out()
+    for own in left_out():
+        assert own.title in page
+        assert own.why in page
 
 
 def test_a_drawing_without_runs() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.recipes import space_of
 from superformer.recipes.searching import SpaceEvolution
-from superformer.search.space_evolution import Dimension, dimensions, et_error, evolved, trend
+from superformer.search.space_evolution import Dimension, by_lot, dimensions, et_error, evolved, trend
 
 
 def test_the_dimensions_of_s3():
@@ -80,6 +80,19 @@ def test_a_space_moves_dimension_by_dimension():
     assert [float(v) for v in new.stages[1].blocks[0]["mlp"].values] == [3.5, 4.0, 4.5]
     assert [t.after for t in done] == [(4, 5, 6), (160, 192, 224), (3.5, 4.0, 4.5)]
     assert sf.Space.from_json(new.to_json()) == new
+
+
+def test_moves_by_lot_are_as_large():
+    """With both directions, and lists that would end at nothing stay."""
+    depth = trend(Dimension(2, "depth", (2.0, 3.0, 4.0)), (21, 20.5, 20), gamma=1)
+    wide = trend(Dimension(0, "width", (64.0, 128.0)), (10, 40), gamma=64)
+    settings, found = SpaceEvolution(), set()
+    for seed in range(20):
+        one, two = by_lot([depth, wide], settings, np.random.default_rng(seed))
+        assert (abs(one.steps), abs(two.steps)) == (abs(depth.steps), abs(wide.steps))
+        assert one.after in ((4, 5, 6), (1, 2))
+        found.add((one.steps, two.steps))
+    assert len(found) == 4
 
 
 def test_what_a_family_cannot_have_is_left_out():

@@ -68,6 +68,16 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(made, tmp_path):
     assert told[0] == told[1]
 
 
+def test_a_compiled_backbone_trains_to_the_same_weights(made, tmp_path):
+    words = (*CHANGES, "train.epochs=0.5", "train.ema=0.9", "optimizer.name=sgd")
+    states = []
+    for compiled in ("false", "true"):
+        own = (*words, f"train.compile={compiled}")
+        transfer("segment", str(made / "shapes"), tmp_path / compiled, *own, backbone=str(made / "network"))
+        states.append(load_file(tmp_path / compiled / "network.safetensors"))
+    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-3)
+
+
 def test_what_is_done_is_not_done_again_and_other_words_are_refused(made):
     again = transfer("segment", str(made / "shapes"), made / "run", *CHANGES, backbone=str(made / "network"))
     assert again == evaluate(made / "run")

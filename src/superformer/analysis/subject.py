@@ -69,16 +69,24 @@ class Standalone(Protocol):
 def standalone(run: Run, arch: Arch, weights: Weights, epochs: float) -> float:
     """The accuracy on the search split after so many epochs, from new (``scratch``) or inherited weights
     (``finetuned``)."""
+    subject = Subject.open(trained_alone(run, arch, weights, epochs).folder)
+    return subject.inherited([subject.space.smallest()])[0]
+
+
+def trained_alone(run: Run, arch: Arch, weights: Weights, epochs: float, seed: int | None = None) -> Run:
+    """The run of a network by itself, within that of its supernet; ``seed``: another one than the supernet's."""
     if weights not in WEIGHTS:
         told = "a network begins with weights that are scratch or finetuned"
         raise SuperformerError(f"{told}: {nearest(weights, WEIGHTS)}")
     home = run.folder / "standalone" / arch.key
-    own = Run(home / f"{weights}-{epochs:g}")
+    own = Run(home / (f"{weights}-{epochs:g}" + ("" if seed is None else f"-{seed}")))
     if not own.supernet_file.exists():
         start = write_inherited(run, arch, home / "inherited") if weights == "finetuned" else None
-        train_network(run, _standalone_recipe(run, arch, weights, epochs), own.folder, start)
-    subject = Subject.open(own.folder)
-    return subject.inherited([subject.space.smallest()])[0]
+        recipe = _standalone_recipe(run, arch, weights, epochs)
+        if seed is not None:
+            recipe = recipe.model_copy(update={"seed": seed})
+        train_network(run, recipe, own.folder, start)
+    return own
 
 
 def _standalone_recipe(run: Run, arch: Arch, weights: Weights, epochs: float) -> Recipe:

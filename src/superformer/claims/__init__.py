@@ -22,17 +22,18 @@ from superformer.progress import chapter, quiet, teller
 from superformer.runs import Run
 
 SEEDS = 3
-TRAINING = 0.6
-"""The share of a run's time that its training has; the rest is for searching and judging."""
+TRAINING, EACH = 0.6, 2.0
+"""The share of a run's time that its training has, the rest is for searching and judging; minutes of a training where
+arms have equal times and nobody says how long."""
 
 
 def run(
     names: Sequence[str] = (), data: str = "digits", home: str | Path = "runs/claims", seeds: int = SEEDS,
     budget: float | None = None, out: str | Path | None = None, console: Console | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure claims, all or those that are named. ``budget``: minutes for all of it; arms of a claim have the same
-    epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``; runs that are in
-    such files are not measured again."""
+    """Measure claims, all or those that are named. ``budget``: minutes for all of it; trainings of a recipe have the
+    same epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``; runs that
+    are in such files are not measured again."""
     folder, shown, claims = Path(home), quiet(console), named(list(names))
     pages = Path(out or folder)
     files.make_folder(pages / FILES)
@@ -40,8 +41,8 @@ def run(
     each = None if budget is None else TRAINING * budget / runs
     found = []
     with Store(folder / "claims.db") as store:
-        for name in named([]):
-            store.learn(name, pages / FILES / f"{name}.json")
+        for name, claim in named([]).items():
+            store.learn(name, pages / FILES / f"{name}.json", claim.length)
         for name, claim in claims.items():
             with chapter(shown, f"{name}: {claim.title}"):
                 _claim(name, claim, data, folder, seeds, each, store, console)
@@ -61,15 +62,16 @@ def _claim(
     for seed in range(seeds):
 
         def other(arm: str, seed: int = seed) -> Run:
-            return Arm(claim, tuple(claim.arms[arm]), seed, data, home, store.length(name, data)).trained()
+            return Arm(claim, tuple(claim.arms[arm]), seed, data, home, store.length(claim.length(arm), data)).trained()
 
         for arm, words in claim.arms.items():
             key = (name, data, arm, seed)
             if store.has(key):
                 continue
-            begun, epochs = time.monotonic(), store.length(name, data)
+            begun, alike = time.monotonic(), claim.length(arm)
+            epochs = store.length(alike, data)
             tell(f"{arm}, seed {seed}")
-            first = minutes if epochs is None else None
+            first = (minutes or (EACH if claim.same == "minutes" else None)) if epochs is None else None
             values, epochs = measured(Arm(claim, tuple(words), seed, data, home, epochs, first, console), other)
-            store.length(name, data, epochs)
+            store.length(alike, data, epochs)
             store.put(key, epochs, values, time.monotonic() - begun, machine())

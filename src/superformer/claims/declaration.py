@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,11 +12,12 @@ from superformer.errors import SuperformerError, nearest
 from superformer.settings import SettingsBase, load_yaml
 
 Measure = Literal[
-    "late_loss", "smallest", "largest", "median", "conflict", "alone", "found", "kendall", "et_error", "best_error",
-    "searched", "chosen", "weights", "distance",
+    "late_loss", "smallest", "largest", "median", "conflict", "alone", "found", "kendall", "kendall_macs", "et_error",
+    "best_error", "searched", "chosen", "weights", "distance", "ratio",
+    "spread",
 ]  # fmt: skip
 LOW_IS_BETTER = ("late_loss", "conflict", "et_error", "best_error")
-OF_ONE_SUPERNET = ("searched", "chosen", "weights", "distance")
+OF_ONE_SUPERNET = ("searched", "chosen", "weights", "distance", "ratio", "spread")
 """Measures whose arms are about the same supernet: their words are not those of its recipe."""
 
 
@@ -34,8 +35,14 @@ class Claim(SettingsBase):
     order: list[str]
     common: list[str] = Field([], description="words that all arms have")
     search: list[str] = Field([], description="words of the search, where there is one")
-    equal: str = Field("the same pictures, as often", description="what arms have in common")
+    limit: Literal["macs", "latency"] = Field("macs", description="of a search, half-way between the extremes")
+    same: Literal["epochs", "minutes"] = Field("epochs", description="of the arms' trainings")
+    equal: str = Field("the same pictures, as often", description="what arms have in common, in words")
     note: str = ""
+
+    def length(self, arm: str) -> str:
+        """What runs that are trained equally long have in common: the recipe; of equal times also the arm."""
+        return self.recipe if self.same == "epochs" else f"{self.recipe}, {self.title}, {arm}"
 
     @property
     def of_one_supernet(self) -> bool:
@@ -52,11 +59,30 @@ class Claim(SettingsBase):
         return self
 
 
+class Left(SettingsBase):
+    """A claim that is not measured, and why."""
+
+    title: str
+    paper: str
+    where: str
+    why: str
+
+
 @cache
 def declared() -> dict[str, Claim]:
     """All claims, by name."""
-    text = (resources.files(__package__) / "declared.yaml").read_text()
-    return {name: Claim.read(tree, f"the claim {name}") for name, tree in load_yaml(text, "the claims").items()}
+    return {name: Claim.read(tree, f"the claim {name}") for name, tree in _file("declared.yaml").items()}
+
+
+@cache
+def left_out() -> tuple[Left, ...]:
+    """Claims that cannot be measured honestly here."""
+    return tuple(Left.read(tree, f"the claim {name}") for name, tree in _file("left_out.yaml").items())
+
+
+def _file(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = load_yaml((resources.files(__package__) / name).read_text(), name)
+    return found
 
 
 def named(names: list[str]) -> dict[str, Claim]:

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files
-from superformer.claims.declaration import LOW_IS_BETTER
+from superformer.claims.declaration import LOW_IS_BETTER, left_out
 
 FILES = "claims"
 """The folder of the numbers and drawings, beside the page."""
 WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 190, 30, 14
 COLOURS = ("#2a6fbb", "#c8651b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b03a48", "#4a9a9a", "#a08a2a")
-UNITS = {"late_loss": "loss", "kendall": "Kendall's tau", "conflict": "share of layers in conflict"}
+UNITS = {
+    "late_loss": (1.0, "loss"),
+    "kendall": (1.0, "Kendall's tau"),
+    "kendall_macs": (1.0, "Kendall's tau"),
+    "conflict": (1.0, "share of layers in conflict"),
+    "ratio": (1.0, "of the mean of all networks"),
+    "et_error": (1.0, "percent"),
+    "spread": (100.0, "percent, standard deviation on the test pictures"),
+}
+"""A factor and a unit to tell values in; all others are accuracies."""
 HEAD = """# The papers' claims, measured again
 
 Made by `superformer claims` from the files in [claims/](claims). Each claim is an experiment at a size that two cores
@@ -34,8 +43,13 @@ def write_page(claims: Sequence[dict[str, Any]], folder: Path) -> Path:
         link = f"[{claim['title']}](#{claim['claim']})"
         where = f"{claim['paper']}, {claim['where']}"
         lines.append(f"| {link} | {where} | {claim['verdict']} | {told} | {len(claim['runs'])} |")
+    seconds, machines = sum(claim["seconds"] for claim in claims), {r["machine"] for c in claims for r in c["runs"]}
+    if machines:
+        lines += ["", f"{seconds / 3600:.2g} hours in all, on: {'; '.join(sorted(machines))}."]
     for claim in claims:
         lines += ["", f'<a id="{claim["claim"]}"></a>', f"## {claim['title']}", "", *_section(claim, folder)]
+    lines += ["", "## Not measured", ""]
+    lines += [f"- {own.title} ({own.paper}, {own.where}): {own.why}" for own in left_out()]
     files.write(folder / "claims.md", "\n".join(lines) + "\n")
     return folder / "claims.md"
 
@@ -64,11 +78,7 @@ def _section(claim: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _scale(claim: dict[str, Any]) -> tuple[float, str]:
-    """A factor and a unit to tell values in: accuracies are in percent."""
-    measure = claim["measure"]
-    if measure in UNITS:
-        return 1.0, UNITS[measure]
-    return (1.0, "percent") if measure == "et_error" else (100.0, "percent of the test pictures")
+    return UNITS.get(claim["measure"], (100.0, "percent of the test pictures"))
 
 
 def _difference(claim: dict[str, Any], found: dict[str, Any]) -> str:

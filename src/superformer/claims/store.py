@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS runs (
     claim TEXT, data TEXT, arm TEXT, seed INTEGER, epochs REAL, vals TEXT, seconds REAL, machine TEXT,
     PRIMARY KEY (claim, data, arm, seed)
 );
-CREATE TABLE IF NOT EXISTS lengths (claim TEXT, data TEXT, epochs REAL, PRIMARY KEY (claim, data));
+CREATE TABLE IF NOT EXISTS lengths (alike TEXT, data TEXT, epochs REAL, PRIMARY KEY (alike, data));
 """
 
 
@@ -53,9 +53,9 @@ class Store:
         found = self.db.execute(f"SELECT 1 FROM runs WHERE {where}", (claim, data, label(data), arm, seed))
         return found.fetchone() is not None
 
-    def learn(self, claim: str, file: Path) -> None:
+    def learn(self, claim: str, file: Path, alike: Callable[[str], str]) -> None:
         """Runs of an exported file that are not here: those of another machine, say. They know their pictures by name
-        alone (`label`)."""
+        alone (`label`). ``alike``: what runs of an arm are as long as (`Claim.length`)."""
         if not file.exists():
             return
         known = {(row["data"], row["arm"], row["seed"]) for row in self.rows(claim)}
@@ -64,16 +64,16 @@ class Store:
                 data, arm, seed = str(row["data"]), str(row["arm"]), int(row["seed"])
                 values = {str(name): float(value) for name, value in row["values"].items()}
                 if (data, arm, seed) not in known:
-                    self.length(claim, data, float(row["epochs"]))
+                    self.length(alike(arm), data, float(row["epochs"]))
                     key = claim, data, arm, seed
                     self.put(key, float(row["epochs"]), values, float(row["seconds"]), str(row["machine"]))
 
-    def length(self, claim: str, data: str, epochs: float | None = None) -> float | None:
-        """The epochs of all runs of a claim; set once."""
+    def length(self, alike: str, data: str, epochs: float | None = None) -> float | None:
+        """The epochs of all runs that are equally long; set once."""
         if epochs is not None:
-            self.db.execute("INSERT OR IGNORE INTO lengths VALUES (?, ?, ?)", (claim, data, epochs))
-        where = "claim = ? AND data IN (?, ?)"
-        found = self.db.execute(f"SELECT epochs FROM lengths WHERE {where}", (claim, data, label(data))).fetchone()
+            self.db.execute("INSERT OR IGNORE INTO lengths VALUES (?, ?, ?)", (alike, data, epochs))
+        where = "alike = ? AND data IN (?, ?)"
+        found = self.db.execute(f"SELECT epochs FROM lengths WHERE {where}", (alike, data, label(data))).fetchone()
         return float(found[0]) if found else None
 
     def rows(self, claim: str) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """ViT-Res and the ViT-ResNAS spaces (Liao, Karaman, Sze): a multi-stage transformer with residual spatial reduction.
 
-A convolutional stem (section 2.4), then stages of transformer blocks; between two stages a residual spatial reduction
-(section 2.2, figure 3) halves the grid and widens the tokens. For each stage its width; for each block the number of
-heads (of a width fixed by the stage) and the hidden width. A second classifier on the patch tokens serves token
-labelling (section 2.4); it is used in training only, and a network has it only if it was asked for."""
+A convolutional stem (section 2.4; ``stem=0``: none), then stages of transformer blocks; between two stages a residual
+spatial reduction (section 2.2, figure 3) halves the grid and widens the tokens. For each stage its width; for each
+block the number of heads (of a width fixed by the stage) and the hidden width. A second classifier on the patch tokens
+serves token labelling (section 2.4); it is used in training only, and a network has it only if it was asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATCH = 14
 
 BLOCK_CHOICES = frozenset({"heads", "attn", "mlp"})
 OPTIONS: dict[str, Any] = {
-    "stem": 24,  # channels of the stem's convolutions
+    "stem": 24,  # channels of the stem's convolutions; 0: no stem, patches are embedded as in a ViT (an ablation)
     "eps": 1e-6,  # of the layer norms
     "residual": True,  # the skip of the spatial reduction (off: the ablation of table 1)
 }
@@ -111,8 +111,9 @@ class VitRes(Pyramid):
     """A multi-stage vision transformer (see the module)."""
 
     schema = Schema(
-        "vit_res", choices=frozenset(), stage=frozenset({"width"}), block=BLOCK_CHOICES, options=OPTIONS, rules=rules
-    )
+        "vit_res", choices=frozenset(), stage=frozenset({"width"}), block=BLOCK_CHOICES, options=OPTIONS, rules=rules,
+        kinds={"stem": (bool, int)},
+    )  # fmt: skip
     patch = PATCH
     maskable = True
     training_only = ("patch_head.",)
@@ -125,8 +126,10 @@ class VitRes(Pyramid):
     def build(self) -> None:
         space, eps = self.space, self.option("eps")
         side = space.widths("resolution")[-1] // PATCH
-        self.stem = ConvStem(self.in_chans, self.option("stem"))
-        self.proj = Conv2d(fixed("stem", self.option("stem")), self.widths[0], 7, 7)
+        channels = self.option("stem")
+        self.stem = ConvStem(self.in_chans, channels) if channels else None
+        inp, kernel = (channels, PATCH // 2) if channels else (self.in_chans, PATCH)
+        self.proj = Conv2d(fixed("stem", inp), self.widths[0], kernel, kernel)
         self.cls_token = Table(1, self.widths[0])
         self.pos_embed = Table(side * side + 1, self.widths[0], prefix=1)
         for i, stage in enumerate(space.stages):
@@ -146,7 +149,7 @@ class VitRes(Pyramid):
         return Block(width, attn, Mlp(width, Axis("mlp", space.widths("mlp", stage, position))), self.option("eps"))
 
     def shared(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.stem(x))
+        return x if self.stem is None else cast(Tensor, self.stem(x))
 
     def embed(self, x: Tensor, at: Pass) -> Tensor:
         tokens = self.proj(x, at.view)
@@ -182,7 +185,9 @@ class VitRes(Pyramid):
         reduction = self.stage(stage).enter
         if isinstance(reduction, SpatialReduction):
             return reduction.cost(widths, rows * cols)
-        cost = self.stem.cost(math.prod(halved(size))) + self.proj.cost(widths, rows * cols)
+        cost = self.proj.cost(widths, rows * cols)
+        if self.stem is not None:
+            cost = cost + self.stem.cost(math.prod(halved(size)))
         return cost + self.cls_token.cost(widths) + self.pos_embed.cost(widths)
 
     def exit_cost(self, widths: Widths, values: Numbers, size: Size) -> Cost:

@@ -30,7 +30,9 @@ def plain_split_heads(packed: Tensor) -> tuple[Tensor, ...]:
     return packed.permute(2, 0, 3, 1, 4).unbind(0)
 
 
-@kernel(plain_split_heads, able=_trains, worth=lambda packed: packed.shape[1] <= KEPT_KEYS, amp=True)
+@kernel(
+    plain_split_heads, able=lambda packed: _trains(packed), worth=lambda packed: packed.shape[1] <= KEPT_KEYS, amp=True
+)
 def split_heads(packed: Tensor) -> tuple[Tensor, ...]:
     """(batch, tokens, parts, heads, width) to as many tensors of (batch, heads, tokens, width)."""
     parts: tuple[Tensor, ...] = _SplitHeads.apply(packed)

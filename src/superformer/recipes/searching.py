@@ -118,6 +118,10 @@ class SpaceEvolution(SettingsBase):
         "previous", description="a later supernet begins with what fits of the one before, or anew (table 5, figure 6)"
     )
     rounding: Literal["floor", "symmetric"] = Field("floor", description="as the paper's eq. 8, or alike both ways")
+    moves: Literal["measured", "random"] = Field(
+        "measured",
+        description="against the slopes, or as many steps up or down by lot (what a measured move must beat)",
+    )
     macs_max: float | None = Field(None, gt=0, description="networks are drawn up to these MACs")
 
 

@@ -192,12 +192,12 @@ def bench(inputs: Inputs) -> Section | None:
         bar = {"name": name, "group": group, "value": r["median"], "to": r.get("p90")}
         shown.append(bar | {"colour": RUNTIMES.get(name, 3)})
     label = "Latency, median: " + ", ".join(f"{_named(r)} {r.get('runtime')} {seconds(r['median'])}" for r in one)
-    columns = ["network", "runtime", "threads", "batch", "median", "p90", "pictures / s"]
+    columns = ["network", "runtime", "device", "threads", "batch", "median", "p90", "pictures / s"]
     lines = []
     for r in rows:
         fast = number(r.get("throughput"))
         times = [seconds(r["median"]), seconds(r.get("p90")), NOTHING if fast is None else amount(fast)]
-        lines.append([_named(r), r.get("runtime"), r.get("threads"), r.get("batch"), *times])
+        lines.append([_named(r), r.get("runtime"), r.get("device", "cpu"), r.get("threads"), r.get("batch"), *times])
     failed = [r for r in inputs.bench.get("rows") or [] if "error" in r]
     problems = [f"{_named(r)} does not run with {r['runtime']}: {r['error']}." for r in failed]
     listed = markup.table(columns, lines, "Latency and throughput", words=2)

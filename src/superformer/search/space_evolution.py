@@ -139,8 +139,20 @@ def trend(
     slope, _ = equation_7(np.asarray(dimension.values) / gamma, errors)
     up, rounded = slope / tau + NOISE, slope / tau + math.copysign(NOISE, slope)
     steps = math.floor(up) if rounding == "floor" else math.trunc(rounded)
-    after = tuple(v - steps * gamma for v in dimension.values if v - steps * gamma > 0) or dimension.values
-    return Trend(dimension, tuple(errors), slope, steps, after)
+    return Trend(dimension, tuple(errors), slope, steps, _moved(dimension, steps, gamma))
+
+
+def _moved(dimension: Dimension, steps: int, gamma: float) -> tuple[float, ...]:
+    return tuple(v - steps * gamma for v in dimension.values if v - steps * gamma > 0) or dimension.values
+
+
+def by_lot(trends: Sequence[Trend], own: SpaceEvolution, rng: np.random.Generator) -> list[Trend]:
+    """The same steps, each up or down by lot."""
+    out = []
+    for t in trends:
+        steps = t.steps * (1 if rng.random() < 0.5 else -1)
+        out.append(replace(t, steps=steps, after=_moved(t.dimension, steps, own.gamma[t.dimension.name])))
+    return out
 
 
 def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, list[Trend]]:
@@ -233,6 +245,8 @@ def _evolve(
         if world.first:
             files.write_object(folder / "evolution.json", {"spaces": trace})
         if not last:
+            if settings.evolve.moves == "random":
+                trends = by_lot(trends, settings.evolve, np.random.default_rng([settings.seed, 6, t]))
             space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
             trace[-1]["trends"] = [own.to_dict() for own in trends]
             for own in trends:

@@ -14,6 +14,7 @@ from rich.console import Console
 from superformer import files
 from superformer.data.batches import Prefetcher, steps_per_epoch
 from superformer.errors import SuperformerError
+from superformer.kernels import compiled
 from superformer.machine import tell_if_busy
 from superformer.progress import Tell, teller
 from superformer.runs import note_command
@@ -188,4 +189,8 @@ def _trainer(
     if not math.isfinite(steps := settings.train.epochs * per_epoch) or steps > 1e9:
         raise SuperformerError(f"train.epochs={settings.train.epochs:g} are too many steps")
     model = assemble(settings, source if warm else source.bare, data, warm).to(world.device).train()
-    return Trainer(model, settings, max(1, round(steps)), per_epoch, world)
+    trainer = Trainer(model, settings, max(1, round(steps)), per_epoch, world)
+    if settings.train.compile:
+        net: Any = model.backbone
+        net.__dict__["forward"] = compiled(net.forward)
+    return trainer

@@ -46,6 +46,7 @@ class Train(Length):
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation")
     amp: Annotated[Literal["off", "auto", "bfloat16"], OFF] = "off"
+    compile: bool = Field(False, description="torch.compile, of the backbone: minutes first; again for each other size")
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's")
 
 
