@@ -20,7 +20,7 @@ from superformer.claims.verdict import HOLDS, OPEN, REVERSED, UNSEEN, difference
 from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
 from superformer.runs import Run
-from superformer.train import loop
+from superformer.train.step import Trainer
 
 SIMULATED, SEEDS = 1000, 3
 
@@ -152,8 +152,11 @@ def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     """The first arm of a claim, with numbers that can be; a second time nothing is trained or measured again."""
     monkeypatch.setattr(measures, "SPREAD", 2)
     monkeypatch.setattr(measures, "GROUPED", measures.GROUPED.model_copy(update={"architectures": 12, "groups": 3}))
-    few = ["population=6", "generations=1"] if name == "chosen-in-time" else ["first=6", "population=4", "rounds=1"]
-    own = declared()[name].model_copy(update={"common": SHORT, "search": few if "space" not in name else []})
+    few = {
+        "chosen-in-time": ["population=6", "generations=1"],
+        "ratios-grow": ["first=6", "parents=4", "mutants=2", "crossovers=2", "rounds=1"],
+    }
+    own = declared()[name].model_copy(update={"common": SHORT, "search": few.get(name, [])})
     words = tuple(own.arms[own.order[-1]])
     arm = measures.Arm(own, words, 0, "digits", tmp_path)
     values, epochs = measures.measured(arm, lambda other: arm.trained())
@@ -169,7 +172,7 @@ def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert 0 < values["chosen"] <= 1
         archs = json.loads(next(arm.trained().folder.glob("like-latency-*.json")).read_text())["archs"]
         assert len(archs) == measures.ALIKE
-    monkeypatch.setattr(loop, "_train", None)
+    monkeypatch.setattr(Trainer, "step", None)
     monkeypatch.setattr(measures, "train", lambda *_, **__: arm_run)
     arm_run = Run(arm.folder("supernets", arm.recipe))
     assert measures.measured(arm, lambda other: arm_run) == (values, epochs)

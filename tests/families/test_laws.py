@@ -110,8 +110,13 @@ def test_every_parameter_of_a_supernet_is_reached(space):
     """Some architecture gives each number of each weight a gradient (relative tables: each table)."""
     assume(all(len(s.blocks) for s in space.largest().stages))  # without a block, a class token sees no patch
     net, x = double(space).train(), pictures(2, space)  # by its batch, a norm leaves no ReLU after it dead
+    (full,) = space.encode([space.largest()])
     other = [0 if name.endswith(".type") else n - 1 for name, n in zip(space.gene_names, space.bounds, strict=True)]
-    archs = [space.largest(), *space.decode(np.asarray([other], dtype=np.int64)), *space.sample(25, seed=0)]
+    rows = [
+        np.where(np.arange(len(full)) == gene, value, base)
+        for base in (full, other) for gene, n in enumerate(space.bounds) for value in range(n)
+    ]  # fmt: skip
+    archs = [*space.decode(np.asarray(rows, dtype=np.int64)), *space.sample(15, seed=0)]
     reached = {n: torch.zeros_like(p, dtype=torch.bool) for n, p in net.named_parameters()}
     for arch in archs:
         for p in net.parameters():

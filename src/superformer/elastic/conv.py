@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from superformer.elastic.axis import Axis, View, fixed
@@ -78,7 +77,7 @@ class BatchNorm(Layer, Elastic, nn.modules.batchnorm._BatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         mean, var = (gather(t, index).clone() for t in (self.running_mean, self.running_var))
-        joined = (_Sum.apply, dist.get_world_size()) if is_synced(self) else (None, 1)
+        joined = joined_by(self) or (None, 1)
         return Norm((self.weight, index), (self.bias, index), mean, var, self.training, self.eps, *joined)
 
     @torch.no_grad()
@@ -148,40 +147,53 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 # (For each norm a message forwards and one backwards, off the CPU two: where a process has enough pictures by itself,
 # statistics of its own are cheaper.)
 
-SYNCED = "synced"
+JOINED = "joined"
 """The attribute of a norm that takes all processes' pictures."""
+
+
+class Joined(NamedTuple):
+    """What adds up a tensor over all processes, in place, and how many there are."""
+
+    add_up: Callable[[Tensor], None]
+    processes: int
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, joined: Joined) -> Tensor:
+        ctx.joined = joined
         x = x.clone()
-        dist.all_reduce(x)
+        joined.add_up(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad
+        ctx.joined.add_up(grad)
+        return grad, None
 
 
-def is_synced(norm: nn.Module) -> bool:
-    return bool(getattr(norm, SYNCED, False)) and norm.training and dist.is_initialized() and dist.get_world_size() > 1
+def joined_by(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], int] | None:
+    """Sums over all processes, differentiable, and how many there are, of a norm that takes all processes' pictures."""
+    joined: Joined | None = getattr(norm, JOINED, None)
+    if joined is None or not norm.training:
+        return None
+    return (lambda x: cast(Tensor, _Sum.apply(x, joined))), joined.processes
 
 
 class BatchNorm2d(nn.BatchNorm2d):
     """torch's batch norm of (batch, channels, rows, columns), which can take the pictures of all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not is_synced(self):
+        joined = joined_by(self)
+        if joined is None:
             return super().forward(x)
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         norm = Norm(
             (self.weight, (None,)), (self.bias, (None,)), self.running_mean.clone(), self.running_var.clone(),
-            True, self.eps, _Sum.apply, dist.get_world_size(),
+            True, self.eps, *joined,
         )  # fmt: skip
         out = batch_norm(x.permute(0, 2, 3, 1), norm)
         self.num_batches_tracked.add_(1)

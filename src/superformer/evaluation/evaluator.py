@@ -160,7 +160,7 @@ class Evaluator:
             if not calibration:
                 raise SuperformerError("networks with batch norm need calibration: a few batches of training pictures")
             self.net = copy.deepcopy(net)  # estimating statistics must not change the supernet's
-            synchronise(self.net, on=False)  # this process evaluates by itself; the others would never answer
+            synchronise(self.net, None)  # this process evaluates by itself; the others would never answer
             self.calibration = tuple(calibration)
         self.batches, self.sides, self.pictures = batches, tuple(sides), pictures
 

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from superformer.elastic.conv import SYNCED
+from superformer.elastic.conv import JOINED, Joined
 from superformer.errors import SuperformerError
+from superformer.runs import neighbours
+from superformer.runs.neighbours import Neighbours, Sum
 from superformer.settings import DEVICE
 
 T = TypeVar("T")
@@ -31,6 +33,8 @@ BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 """What carries tensors between devices of a kind; between all others gloo does."""
 _joins, _works = count(), count()
 """Of meetings of processes, and of work that they share: all begin the same ones in the same order."""
+_met: list[Neighbours | None] = []
+"""Of the meeting that lasts."""
 
 
 def device_here() -> torch.device:
@@ -52,6 +56,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    neighbours: Neighbours | None = field(default=None, compare=False)
 
     @property
     def first(self) -> bool:
@@ -71,7 +76,9 @@ class World:
             attempt = f"superformer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
             backend = BACKENDS.get(device.type, "gloo")
             dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
-        return World(rank, size, device)
+            if backend == "gloo" and neighbours.possible():
+                _met.append(neighbours.Neighbours.meet(rank, size))
+        return World(rank, size, device, _met[-1] if _met else None)
 
     @staticmethod
     def joined() -> bool:
@@ -81,6 +88,7 @@ class World:
     def leave(self) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+            _met.clear()
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -107,9 +115,22 @@ class World:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            self.add_up(tensor)
             tensor /= self.size
         return tensor
+
+    def add_up(self, tensor: Tensor) -> None:
+        """The sum over all processes, in place."""
+        if self.neighbours is not None and tensor.device.type == "cpu":
+            self.neighbours.add_up(tensor)
+        else:
+            dist.all_reduce(tensor)
+
+    def add_up_later(self, flat: Tensor) -> dist.Work | Sum:
+        """The same; whoever calls goes on, and waits for what comes back before the tensor is used or changed."""
+        if self.neighbours is not None and flat.device.type == "cpu":
+            return self.neighbours.add_up_later(flat)
+        return dist.all_reduce(flat, async_op=True)
 
     def shared(self, pieces: Sequence[T]) -> Iterator[T]:
         """The pieces of work that fall to this process: each goes to the one that is free first. All have the same."""
@@ -149,7 +170,7 @@ class World:
         if mine := pieces[self.rank :: self.size]:
             found[self.rank :: self.size] = torch.tensor(work(mine), dtype=torch.float64, device=self.carrier)
         if self.size > 1:
-            dist.all_reduce(found)
+            self.add_up(found)
         return [float(value) for value in found.tolist()]
 
 
@@ -161,7 +182,7 @@ class Travelling:
         self.world, self.dtype = world, dtype
         self.known: set[int] = set()
         self.waiting: list[Tensor] = []
-        self.away: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+        self.away: list[tuple[dist.Work | Sum, Tensor, list[Tensor]]] = []
 
     @torch.no_grad()
     def send(self, grads: Iterable[Tensor | None]) -> None:
@@ -177,7 +198,7 @@ class Travelling:
 
     def _send(self) -> None:
         flat = torch.cat([g.flatten() for g in self.waiting]).to(self.dtype or self.waiting[0].dtype)
-        self.away.append((dist.all_reduce(flat, async_op=True), flat, self.waiting))
+        self.away.append((self.world.add_up_later(flat), flat, self.waiting))
         self.waiting = []
 
     @torch.no_grad()
@@ -220,9 +241,10 @@ class Travelling:
                 handle.remove()
 
 
-def synchronise(net: nn.Module, on: bool = True) -> None:
-    """Let all batch norms of a network take the pictures of all processes; or, for what one process does by itself,
-    not."""
+def synchronise(net: nn.Module, world: World | None) -> None:
+    """Let all batch norms of a network take the pictures of all processes; or, for what one process does by itself
+    (None), not."""
+    joined = Joined(world.add_up, world.size) if world is not None else None
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            setattr(module, SYNCED, on)
+            setattr(module, JOINED, joined)

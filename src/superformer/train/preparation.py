@@ -149,7 +149,7 @@ def build_trainer(
     net.set_grad_checkpointing(settings.recompute)
     net.to(world.device).train()
     if settings.sync_norm and world.size > 1:
-        synchronise(net)
+        synchronise(net, world)
     teachers = [t.to(world.device) for t in teachers]
     trainer = Trainer(net, recipe, steps, steps_per_epoch, world, teachers)
     if settings.compile:
