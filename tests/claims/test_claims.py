@@ -21,6 +21,7 @@ from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
 from superformer.runs import Run
 from superformer.train.step import Trainer
+from superformer.train.time_budget import Revision, Timetable
 
 SIMULATED, SEEDS = 1000, 3
 
@@ -182,6 +183,17 @@ def test_equal_time_has_a_length_for_each_arm() -> None:
     timed, counted = declared()["many-in-time"], declared()["many-in-a-batch"]
     assert len({timed.length(arm) for arm in timed.arms}) == len(timed.arms)
     assert {counted.length(arm) for arm in counted.arms} == {declared()["warm-up"].length("none")}
+
+
+def test_arms_are_as_long_as_the_first_one_became(tmp_path: Path) -> None:
+    """The first training has a time, in which more or fewer steps fit than were planned; all others have its steps."""
+    own = resolve("vitas-twins-laptop", ["train.epochs=0.5"])
+    run = Run(tmp_path)
+    facts = {"data": "digits", "fingerprint": "", "classes": ["a"], "img_size": 32}
+    run.begin(own, space_of(own), {**facts, "pictures": {"train": 20 * own.train.batch_size, "search": 0}})
+    assert measures._epochs(run) == 0.5
+    Timetable(10).revise(tmp_path, Revision(4, 15, 1.0))
+    assert measures._epochs(run) == 0.75
 
 
 def test_what_is_left_out_is_told_with_its_reason(tmp_path: Path) -> None:

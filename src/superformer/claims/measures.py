@@ -32,7 +32,9 @@ from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.spaces import model
 from superformer.train.loop import train
+from superformer.train.preparation import count_steps
 from superformer.train.retrain import retrain
+from superformer.train.time_budget import Timetable
 
 RANDOM, RANKED = 16, 24
 """Networks whose median tells how good a supernet's are; networks that are trained alone to compare ranks."""
@@ -107,7 +109,15 @@ def _supernet(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
         values |= _ranks(run, others(arm.claim.order[0]), arm.seed)
     elif arm.claim.measure == "kendall_macs":
         values |= _ranks_of_macs(run, arm.seed)
-    return values, run.recipe().train.epochs
+    return values, _epochs(run)
+
+
+def _epochs(run: Run) -> float:
+    """That it was trained for: in a time, other than were planned."""
+    recipe = run.recipe()
+    each = data.steps_per_epoch(run.facts()["pictures"]["train"], recipe.train.batch_size)
+    table = Timetable.read(run.folder, count_steps(recipe, each))
+    return table.steps(table.decided) / each if table.revisions else recipe.train.epochs
 
 
 def _health(run: Run) -> Values:
@@ -295,7 +305,7 @@ def _alone(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
     run = train(own, arm.data, arm.folder("alone", own), console=arm.console, minutes=arm.minutes)
     trained = TrainedRun.of(run)
     (accuracy,) = trained.evaluator(trained.pictures.test())([trained.space.smallest()])
-    return {"alone": accuracy, **_health(run)}, run.recipe().train.epochs
+    return {"alone": accuracy, **_health(run)}, _epochs(run)
 
 
 def _evolved(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from superformer import files
-from superformer.claims.declaration import LOW_IS_BETTER, left_out
+from superformer.claims.declaration import LOW_IS_BETTER, declared, left_out
 
 FILES = "claims"
 """The folder of the numbers and drawings, beside the page."""
@@ -48,6 +48,9 @@ def write_page(claims: Sequence[dict[str, Any]], folder: Path) -> Path:
         lines += ["", f"{seconds / 3600:.2g} hours in all, on: {'; '.join(sorted(machines))}."]
     for claim in claims:
         lines += ["", f'<a id="{claim["claim"]}"></a>', f"## {claim['title']}", "", *_section(claim, folder)]
+    known = {claim["claim"] for claim in claims}
+    waiting = [f"- {own.title}: `superformer claims {name}`" for name, own in declared().items() if name not in known]
+    lines += ["", "## Not run yet", "", *waiting] * bool(waiting)
     lines += ["", "## Not measured", ""]
     lines += [f"- {own.title} ({own.paper}, {own.where}): {own.why}" for own in left_out()]
     files.write(folder / "claims.md", "\n".join(lines) + "\n")

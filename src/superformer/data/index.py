@@ -34,9 +34,14 @@ UNREADABLE = (ValueError, LookupError, TypeError, OSError, EOFError, zipfile.Bad
 """What numpy raises for a file that is no .npz, or an array of Python objects, and what makes no sense in one."""
 
 
-def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
+NUMBER = re.compile(r"(\d+)")
+
+
+def natural_order(name: str) -> tuple[list[Any], str]:
     """Sorts 2 before 10, as timm does."""
-    return [(0, int(t), "") if t.isdecimal() else (1, 0, t) for t in re.split(r"(\d+)", name.lower())], name
+    parts: list[Any] = NUMBER.split(name.lower())  # text and numbers take turns
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 class Names:

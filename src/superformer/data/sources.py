@@ -206,14 +206,14 @@ def _found_in(root: Path) -> tuple[Any, index.Arrays]:
         folders.append((where, os.stat(folder).st_mtime_ns))
         if where != ".":
             shown = (f for f in files if f.lower().endswith(ENDINGS) and not f.startswith("."))
-            paths += [os.path.join(where, f) for f in shown]
+            paths += [f"{where}{os.sep}{f}" for f in shown]
     if not paths:
         loose = sum(f.name.lower().endswith(ENDINGS) for f in root.iterdir())
         has = f"{loose} pictures but no folders of classes" if loose else "no pictures in folders of classes"
         advice = f"put the pictures of each class in a folder of the class's name ({', '.join(ENDINGS)})"
         raise SuperformerError(f"{root} has {has}: {advice}")
     paths.sort(key=natural_order)
-    names = [os.path.basename(os.path.dirname(p)) for p in paths]
+    names = [f"{os.sep}{p}".rsplit(os.sep, 2)[1] for p in paths]
     classes = sorted(set(names), key=natural_order)
     number = {name: i for i, name in enumerate(classes)}
     found, labels = Names.of(paths), np.array([number[n] for n in names], dtype=np.int64)
@@ -234,7 +234,7 @@ def _unchanged(root: Path, about: Any) -> bool:
 
 def _bytes(root: Path, path: str) -> int:
     try:
-        return os.stat(root / path).st_size
+        return os.stat(f"{root}{os.sep}{path}").st_size
     except OSError:  # a link to nothing: a picture that does not decode
         return -1
 
