@@ -13,7 +13,8 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +31,9 @@ SPINS, YIELDS, LOOKS, PATIENCE = 200, 1000, 1.0, 1800.0
 """Questions to a counter before the processor is offered to others, and before one sleeps in between; seconds between
 looks whether the others live, and until one that does not answer is given up."""
 NAP = 5e-5
-ROW = 64
-"""Bytes of a counter: a line of the cache by itself."""
+ROW, WRITTEN, ADDED, KNOWN = 64, 0, 8, 10_000
+"""Bytes of a counter (a line of the cache by itself); where in a process's row of 8 bytes each the number of pieces is
+that it has written, and of those that it has added up; views of rooms that are kept."""
 
 
 def possible() -> bool:
@@ -57,8 +59,10 @@ class Lane:
         begin += 2 * ROW
         self.rooms = [[torch.frombuffer(m, dtype=torch.uint8, offset=begin + k * size, count=size)
                        for k in range(SLOTS)] for m in maps]  # fmt: skip
-        self.away: list[Piece] = []
+        self.away: deque[Piece] = deque()
         self.written = 0
+        self.others = [k for k in range(len(maps)) if k != rank]
+        self.known: dict[tuple[int, int, int, torch.dtype], Tensor] = {}
 
     @staticmethod
     def bytes(size: int) -> int:
@@ -66,33 +70,37 @@ class Lane:
 
     def send(self, flat: Tensor) -> int:
         """The number after that of the last piece of a flat tensor, which must not be changed until it has arrived."""
-        for part in torch.split(flat, self.size // flat.element_size()):
-            number, own = self.written, self.counters[self.rank]
+        most = self.size // flat.element_size()
+        for part in torch.split(flat, most) if flat.numel() > most else (flat,):
+            number = self.written
             self.arrive(number - SLOTS + 1)
-            for k in self._others():
-                self._wait(k, ROW // 8, number - SLOTS + 1)
+            for k in self.others:
+                self._wait(k, ADDED, number - SLOTS + 1)
             self._room(self.rank, number, part).copy_(part)
-            own[0] = self.written = number + 1
+            self.counters[self.rank][WRITTEN] = self.written = number + 1
             self.away.append(Piece(number, part))
         return self.written
 
     def arrive(self, until: int) -> None:
         """All pieces before this number are sums now."""
         while self.away and self.away[0].number < until:
-            number, part = self.away.pop(0)
-            for k in self._others():
-                self._wait(k, 0, number + 1)
+            number, part = self.away.popleft()
+            for k in self.others:
+                self._wait(k, WRITTEN, number + 1)
             first, second, *others = (self._room(k, number, part) for k in range(len(self.rooms)))
             torch.add(first, second, out=part)
             for other in others:
                 part.add_(other)
-            self.counters[self.rank][ROW // 8] = number + 1
-
-    def _others(self) -> Iterator[int]:
-        return (k for k in range(len(self.rooms)) if k != self.rank)
+            self.counters[self.rank][ADDED] = number + 1
 
     def _room(self, rank: int, number: int, part: Tensor) -> Tensor:
-        return self.rooms[rank][number % SLOTS][: part.numel() * part.element_size()].view(part.dtype)
+        key = rank, number % SLOTS, part.numel(), part.dtype
+        if (found := self.known.get(key)) is None:  # the same lengths come in every step; a view takes as long as a sum
+            if len(self.known) >= KNOWN:
+                self.known.clear()
+            found = self.rooms[rank][key[1]][: part.numel() * part.element_size()].view(part.dtype)
+            self.known[key] = found
+        return found
 
     def _wait(self, rank: int, counter: int, least: int) -> None:
         theirs = self.counters[rank]
