@@ -21,7 +21,6 @@ from superformer.errors import SuperformerError
 from superformer.recipes import resolve, space_of
 from superformer.runs import Run
 from superformer.train.step import Trainer
-from superformer.train.time_budget import Revision, Timetable
 
 SIMULATED, SEEDS = 1000, 3
 
@@ -124,6 +123,10 @@ def test_a_claim_for_real_and_killed(small: Claim, tmp_path: Path, monkeypatch: 
         claims.run([], "digits", tmp_path, seeds=2)
     (found,) = claims.run([], "digits", tmp_path, seeds=2)
     assert len(seen) == 5  # the first run was not repeated
+    assert {r["epochs"] for r in found["runs"]} == {0.5}
+    trained = [Run(folder).recipe() for folder in (tmp_path / "supernets").iterdir()]
+    assert len(trained) == 4
+    assert {(own.train.epochs, own.optimizer.warmup_epochs) for own in trained} == {(0.5, 0.5 / 3)}
     assert [(r["arm"], r["seed"]) for r in found["runs"]] == [("none", 0), ("none", 1), ("warm-up", 0), ("warm-up", 1)]
     assert all(0 < r["values"]["median"] <= 1 and r["values"]["late_loss"] > 0 for r in found["runs"])
     assert found["verdict"] in (HOLDS, REVERSED, UNSEEN)
@@ -160,8 +163,8 @@ def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     own = declared()[name].model_copy(update={"common": SHORT, "search": few.get(name, [])})
     words = tuple(own.arms[own.order[-1]])
     arm = measures.Arm(own, words, 0, "digits", tmp_path)
-    values, epochs = measures.measured(arm, lambda other: arm.trained())
-    assert (own.measure in values, epochs) == (True, 0.15)
+    values = measures.measured(arm, lambda other: arm.trained())
+    assert own.measure in values
     assert 0 < values["median"] <= 1
     if own.measure == "spread":
         assert values["spread"] == pytest.approx((values["most"] - values["least"]) / 2**0.5)  # of two
@@ -176,24 +179,13 @@ def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trainer, "step", None)
     monkeypatch.setattr(measures, "train", lambda *_, **__: arm_run)
     arm_run = Run(arm.folder("supernets", arm.recipe))
-    assert measures.measured(arm, lambda other: arm_run) == (values, epochs)
+    assert measures.measured(arm, lambda other: arm_run) == values
 
 
 def test_equal_time_has_a_length_for_each_arm() -> None:
     timed, counted = declared()["many-in-time"], declared()["many-in-a-batch"]
     assert len({timed.length(arm) for arm in timed.arms}) == len(timed.arms)
     assert {counted.length(arm) for arm in counted.arms} == {declared()["warm-up"].length("none")}
-
-
-def test_arms_are_as_long_as_the_first_one_became(tmp_path: Path) -> None:
-    """The first training has a time, in which more or fewer steps fit than were planned; all others have its steps."""
-    own = resolve("vitas-twins-laptop", ["train.epochs=0.5"])
-    run = Run(tmp_path)
-    facts = {"data": "digits", "fingerprint": "", "classes": ["a"], "img_size": 32}
-    run.begin(own, space_of(own), {**facts, "pictures": {"train": 20 * own.train.batch_size, "search": 0}})
-    assert measures._epochs(run) == 0.5
-    Timetable(10).revise(tmp_path, Revision(4, 15, 1.0))
-    assert measures._epochs(run) == 0.75
 
 
 def test_what_is_left_out_is_told_with_its_reason(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from superformer.claims.store import Store, export
 from superformer.machine import machine
 from superformer.progress import chapter, quiet, teller
 from superformer.runs import Run
+from superformer.train.preparation import epochs_within
 
 SEEDS = 3
 TRAINING, EACH = 0.6, 2.0
@@ -68,10 +70,15 @@ def _claim(
             key = (name, data, arm, seed)
             if store.has(key):
                 continue
-            begun, alike = time.monotonic(), claim.length(arm)
+            alike = claim.length(arm)
             epochs = store.length(alike, data)
             tell(f"{arm}, seed {seed}")
-            first = (minutes or (EACH if claim.same == "minutes" else None)) if epochs is None else None
-            values, epochs = measured(Arm(claim, tuple(words), seed, data, home, epochs, first, console), other)
-            store.length(alike, data, epochs)
-            store.put(key, epochs, values, time.monotonic() - begun, machine())
+            one = Arm(claim, tuple(words), seed, data, home, epochs, console)
+            if epochs is None:
+                given = minutes or (EACH if claim.same == "minutes" else None)
+                epochs = one.recipe.train.epochs if given is None else epochs_within(one.recipe, data, given)
+                epochs = float(f"{epochs:.3g}")
+                store.length(alike, data, epochs)
+                one = replace(one, epochs=epochs)
+            begun = time.monotonic()
+            store.put(key, epochs, measured(one, other), time.monotonic() - begun, machine())

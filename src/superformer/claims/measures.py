@@ -32,9 +32,8 @@ from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.spaces import model
 from superformer.train.loop import train
-from superformer.train.preparation import count_steps
 from superformer.train.retrain import retrain
-from superformer.train.time_budget import Timetable
+from superformer.train.time_budget import with_epochs
 
 RANDOM, RANKED = 16, 24
 """Networks whose median tells how good a supernet's are; networks that are trained alone to compare ranks."""
@@ -54,7 +53,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm with one seed. ``epochs``: of its trainings, None: as many as fit into ``minutes``, or the recipe's."""
+    """One arm with one seed. ``epochs``: of its trainings, None: the recipe's. A warm-up has a third of them at most."""
 
     claim: Claim
     words: tuple[str, ...]
@@ -62,14 +61,15 @@ class Arm:
     data: str
     home: Path
     epochs: float | None = None
-    minutes: float | None = None
     console: Console | None = None
 
     @property
     def recipe(self) -> Recipe:
-        length = [] if self.epochs is None else [f"train.epochs={self.epochs!r}"]
         own = () if self.claim.of_one_supernet else self.words
-        return resolve(self.claim.recipe, [*self.claim.common, *own, *length, f"seed={self.seed}"])
+        whole = resolve(self.claim.recipe, [*self.claim.common, *own, f"seed={self.seed}"])
+        if self.epochs is None:
+            return whole
+        return with_epochs(whole, self.epochs, min(whole.optimizer.warmup_epochs, self.epochs / 3))
 
     def folder(self, kind: str, recipe: Recipe) -> Path:
         """Named after all that is trained there."""
@@ -79,16 +79,16 @@ class Arm:
     def trained(self) -> Run:
         """Its supernet."""
         own = self.recipe
-        return train(own, self.data, self.folder("supernets", own), console=self.console, minutes=self.minutes)
+        return train(own, self.data, self.folder("supernets", own), console=self.console)
 
 
-def measured(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
-    """The numbers of an arm, and the epochs it had. ``others``: the supernet of another arm with the same seed."""
+def measured(arm: Arm, others: Callable[[str], Run]) -> Values:
+    """The numbers of an arm. ``others``: the supernet of another arm with the same seed."""
     other = {"alone": _alone, "et_error": _evolved, "best_error": _evolved}
     return other.get(arm.claim.measure, _supernet)(arm, others)
 
 
-def _supernet(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
+def _supernet(arm: Arm, others: Callable[[str], Run]) -> Values:
     run = arm.trained()
     values = _health(run) | _accuracies(run)
     if arm.claim.measure == "found":
@@ -109,15 +109,7 @@ def _supernet(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
         values |= _ranks(run, others(arm.claim.order[0]), arm.seed)
     elif arm.claim.measure == "kendall_macs":
         values |= _ranks_of_macs(run, arm.seed)
-    return values, _epochs(run)
-
-
-def _epochs(run: Run) -> float:
-    """That it was trained for: in a time, other than were planned."""
-    recipe = run.recipe()
-    each = data.steps_per_epoch(run.facts()["pictures"]["train"], recipe.train.batch_size)
-    table = Timetable.read(run.folder, count_steps(recipe, each))
-    return table.steps(table.decided) / each if table.revisions else recipe.train.epochs
+    return values
 
 
 def _health(run: Run) -> Values:
@@ -295,22 +287,22 @@ def _ranks_of_macs(run: Run, seed: int) -> Values:
     return values | ({"kendall_in_ranges": statistics.fmean(inside)} if inside else {})
 
 
-def _alone(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
+def _alone(arm: Arm, others: Callable[[str], Run]) -> Values:
     """The largest network of the arm's space, trained by itself; test accuracy."""
     whole = arm.recipe
     tree: dict[str, Any] = whole.model_dump(mode="json")
     tree |= {"space": json.loads(point(space_of(whole).largest()).to_json()), "narrow": {}}
     tree["sampling"] = {"rule": "single"}
     own = from_tree(tree, whole.name, [])
-    run = train(own, arm.data, arm.folder("alone", own), console=arm.console, minutes=arm.minutes)
+    run = train(own, arm.data, arm.folder("alone", own), console=arm.console)
     trained = TrainedRun.of(run)
     (accuracy,) = trained.evaluator(trained.pictures.test())([trained.space.smallest()])
-    return {"alone": accuracy, **_health(run)}, _epochs(run)
+    return {"alone": accuracy, **_health(run)}
 
 
-def _evolved(arm: Arm, others: Callable[[str], Run]) -> tuple[Values, float]:
+def _evolved(arm: Arm, others: Callable[[str], Run]) -> Values:
     """The E-T error of the arm's last space, and the best network that was seen in it."""
     own = arm.recipe
     found = evolve_space(own, arm.data, arm.folder("evolved", own), console=arm.console)
     last = found["spaces"][-1]
-    return {"et_error": float(last["et_error"]), "best_error": float(last["best"])}, own.train.epochs
+    return {"et_error": float(last["et_error"]), "best_error": float(last["best"])}

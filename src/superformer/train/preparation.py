@@ -53,6 +53,20 @@ def rehearse(trainer: Trainer, pictures: data.DataSet) -> None:
 def check_settings(recipe: Recipe, spec: str, minutes: float | None = None) -> None:
     """Refuse what a training with these settings, from whatever weights, would stop at; ``minutes``: and too little
     time. Nothing is written."""
+    trainer, pictures, img_size = _rehearsed(recipe, spec)
+    if minutes is not None:
+        costs = measure(trainer, pictures, img_size, minutes / 4)
+        choose(recipe, costs, trainer.steps_per_epoch, minutes, 0.0)
+
+
+def epochs_within(recipe: Recipe, spec: str, minutes: float) -> float:
+    """How many epochs of a training take so many minutes here; a short measurement. Nothing is written."""
+    trainer, pictures, img_size = _rehearsed(recipe, spec)
+    costs = measure(trainer, pictures, img_size, minutes)
+    return choose(recipe, costs, trainer.steps_per_epoch, minutes, 0.0, least=1).train.epochs
+
+
+def _rehearsed(recipe: Recipe, spec: str) -> tuple[Trainer, data.DataSet, int]:
     space, world = space_of(recipe), World.join()
     img_size = recipe.img_size or space.img_size
     pictures = data.load(spec, recipe.data, img_size)
@@ -61,8 +75,7 @@ def check_settings(recipe: Recipe, spec: str, minutes: float | None = None) -> N
     trainer = build_trainer(recipe, space, pictures.classes, steps, per_epoch, world, warm=False)
     check_no_decay(recipe.optimizer.no_decay, trainer.net)
     rehearse(trainer, pictures)
-    if minutes is not None:
-        choose(recipe, measure(trainer, pictures, img_size, minutes / 4), per_epoch, minutes, 0.0)
+    return trainer, pictures, img_size
 
 
 def epoch_batches(trainer: Trainer, pictures: data.DataSet, epoch: int, start: int) -> data.Prefetcher[data.Batch]:
