@@ -53,7 +53,7 @@ Values = dict[str, float]
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm with one seed. ``epochs``: of its trainings, None: the recipe's. A warm-up has a third of them at most."""
+    """One arm with one seed. ``epochs``: of its trainings, None: the recipe's. A warm-up has at most a third."""
 
     claim: Claim
     words: tuple[str, ...]
