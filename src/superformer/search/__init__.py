@@ -161,14 +161,14 @@ def rounds(
 ) -> Iterator[Scored]:
     """The rounds of a search, some candidates at a time; those that see ``few`` pictures first, together. A ``clock``
     may end a round, and with it the search."""
-    space, problem, told = task.net.space, task.problem, 0
+    space, problem, told, shown = task.net.space, task.problem, 0, 0
     while len(genes := _asked(task.method, clock)):
         round_ = int(task.method.report["round"])
         genes = genes[prefix_order(space.decode(genes))]
         size = len(genes) if few is not None else TOGETHER * scorer.world.size
         size = size if clock is None else min(size, clock.plan["lot"])
         for start in range(0, len(genes), size):
-            if clock is not None and clock.over(told, task.method):
+            if clock is not None and clock.over(told, shown if few is None else few.shown, task.method):
                 left = genes[start:]
                 task.method.tell(left, np.full((len(left), len(problem.objectives)), np.nan))
                 if "ended" in clock.plan and told >= clock.plan["ended"]:
@@ -184,6 +184,7 @@ def rounds(
                 scores = yield from _begun(few.scores(archs, exact, round_, needed, estimates), round_)
             else:
                 scores, fresh = scorer.scores(archs, exact, round_, race=race(task.options, task.method, some))
+                shown += fresh * (scorer.evaluator.pictures or 0)
             columns = [ranked(scores) if o.name == "accuracy" else costs[o.name] for o in problem.objectives]
             task.method.tell(some, np.stack(columns, 1))
             yield Scored(round_, archs, scores, fresh)

@@ -88,6 +88,8 @@ class FewFirst:
     sure: float
     seen: list[Floats] = field(default_factory=list)
     """Of those that saw all: how many pictures they had right after each part."""
+    shown: int = 0
+    """Pictures that were looked at, for all candidates."""
 
     @staticmethod
     def of(trained: TrainedRun, options: Options, main: Scorer, world: World, stack: ExitStack) -> FewFirst:
@@ -159,6 +161,7 @@ class FewFirst:
             before = right[few, k - 1] if k else 0.0
             right[few, k] = before + np.array([round(s.accuracy * pictures * sides) / sides for s in found])
             loss[few] += [s.loss * pictures for s in found]
+            self.shown += fresh * pictures
             yield fresh if k == 0 else 0
 
     def _known(self, archs: Sequence[Arch]) -> Floats:

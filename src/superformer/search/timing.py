@@ -97,14 +97,18 @@ class SearchClock:
     def __init__(self, file: Path, plans: list[dict[str, Any]], plan: dict[str, Any], watch: Stopwatch, world: World):
         self.file, self.plans, self.plan, self.watch, self.world = file, plans, plan, watch, world
         self.seconds = 60 * plan["minutes"]
-        self._lots, self._begun = list[float](), watch.seconds
+        self._lots, self._begun, self._shown = list[tuple[float, int]](), watch.seconds, 0
         watch.before += plan["seconds"] if plan.get("resumed") else 0.0
 
     @property
     def slow(self) -> float:
-        """How many times as long as measured a candidate takes now; what the history knew takes no time."""
-        each = self.plan["each"] * self.plan["pictures"] * self.plan["share"]
-        return float(np.mean(self._lots)) / (each * self.plan["lot"]) if self._lots else 1.0
+        """How many times as long as measured a picture takes now; what the history knew takes no time."""
+        seconds, shown = (sum(known) for known in zip(*self._lots, strict=True)) if self._lots else (0.0, 0)
+        return seconds / (self.plan["each"] * shown) if shown else 1.0
+
+    def _a_lot(self) -> float:
+        """Seconds that candidates took lately, so many as are looked at before the clock is."""
+        return float(np.mean([seconds for seconds, _ in self._lots])) if self._lots else 0.0
 
     @property
     def end(self) -> float:
@@ -133,25 +137,24 @@ class SearchClock:
         if not (isinstance(own, Proposer) and isinstance(own.settings, Predictor) and own.round == 1):
             return
         if "front" not in self.plan:
-            each = max(float(np.mean(self._lots or [0.0])) / self.plan["lot"], 1e-9)
+            each = max(self._a_lot() / self.plan["lot"], 1e-9)
             front = int((self.end - self.watch.seconds) / each)
             self.plan["front"] = int(self.world.first_says(min(max(front, 1), ENDLESS)))
             self.keep()
         own.settings = own.settings.model_copy(update={"front": self.plan["front"]})
 
-    def over(self, told: int, own: Method) -> bool:
+    def over(self, told: int, shown: int, own: Method) -> bool:
         """Before each lot: whether what is left of this round, and so the search, must go; for a predictor that learns,
-        only the round."""
+        only the round. ``told``: candidates until now, ``shown``: pictures that were looked at for them."""
         learns = isinstance(own, Proposer) and isinstance(own.settings, Predictor) and own.round == 1
         name, end = ("learnt", LEARNT * self.end) if learns else ("ended", self.end)
         now = self.watch.seconds
-        expected = self.plan["each"] * self.plan["pictures"] * self.plan["share"] * self.plan["lot"]
-        if told and now - self._begun > 0.2 * expected:
-            self._lots = [*self._lots[-3:], now - self._begun]
+        if shown > self._shown:
+            self._lots = [*self._lots[-3:], (now - self._begun, shown - self._shown)]
+        self._shown = shown
         self._begun = now
         if name not in self.plan:
-            half = float(np.mean(self._lots)) / 2 if self._lots else 0.0
-            if not self.world.first_says(float(told > 0 and now + half > end)):
+            if not self.world.first_says(float(told > 0 and now + self._a_lot() / 2 > end)):
                 self.keep()  # the seconds
                 return False
             self.plan[name] = told
