@@ -22,7 +22,6 @@ from rich.console import Console
 
 from superformer import data, files
 from superformer.cost.latency import measure_in_turn
-from superformer.cost.latency_table import LatencyTable
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
 from superformer.files import CONFIG
@@ -32,14 +31,17 @@ from superformer.fitting.minutes import ORIGINAL, SEARCH, Minutes
 from superformer.fitting.minutes import SUPERNET as SUPERNET_SHARE
 from superformer.fitting.source import Source
 from superformer.fitting.source import space_around as space_around
-from superformer.progress import chapter, doing, quiet, take_begin, teller
+from superformer.progress import Tell, chapter, doing, quiet, take_begin, teller
 from superformer.recipes import Recipe, from_tree, merged
+from superformer.recipes.searching import Options
 from superformer.runs import SUPERNET, Run, stored
 from superformer.runs.storage import load_network, load_supernet
 from superformer.search import search
+from superformer.search.task import latency_table
 from superformer.settings import load_yaml, read_key_value
 from superformer.space import Space, point
 from superformer.space.arch import Arch
+from superformer.space.costs import skeleton
 from superformer.spaces.around import around
 from superformer.train.importance import Orders, measure
 from superformer.train.loop import train
@@ -96,11 +98,12 @@ def fit(
         recipe = _supernet(source, space, home, network, teacher, changes)
         time.spend("supernet", SUPERNET_SHARE, lambda m: train(recipe, data_spec, home, console=console, minutes=m))
     with chapter(shown, "4. Search"):
-        limits = {aim.cost: (0.0, ROOM * aim.limit(before[aim.cost]))}
+        minutes = time.of("search", SEARCH)
+        limit = _limit(aim, home, before, teller(shown))
+        limits = {aim.cost: (0.0, ROOM * limit)}
         sought = {"objectives": f"accuracy,{aim.cost}", "runtime": aim.runtime}
-        found = search(home, limits, None, sought, console, minutes=time.of("search", SEARCH))
+        found = search(home, limits, None, sought, console, minutes=minutes)
     with chapter(shown, "5. The networks that were found, each by itself"):
-        limit = _limit(aim, home, space, before)
         keys = [row["key"] for row in pick(found["front"], aim.cost, limit, aim.networks)]
         rows = [  # the winner last: it is the network that is handed over
             _retrained(home, key, time, 1 / (len(keys) - k), console) for k, key in enumerate(keys)
@@ -183,12 +186,14 @@ def _save_teacher(folder: Path, original: Run, net: Network, orders: Orders) -> 
         save_model(original, ordered, folder)
 
 
-def _limit(aim: Aim, home: Path, space: Space, before: Mapping[str, float]) -> float:
-    """The most that the winner may cost; a speed-up is one against what the table of times says of the original."""
+def _limit(aim: Aim, home: Path, before: Mapping[str, float], tell: Tell) -> float:
+    """The most that the winner may cost; a speed-up is one against what the table of times, by which the search goes,
+    says of the original: what was measured before may have had another load on the machine."""
     if aim.cost == "macs" or aim.latency is not None:
         return aim.limit(before[aim.cost])
-    how: dict[str, Any] = {"runtime": aim.runtime, "threads": 1, "batch": 1, "device": "cpu"}
-    table = LatencyTable.load(home / LatencyTable.file_name(**how), **how)
+    run, options = Run.open(home), Options(runtime=aim.runtime, device="cpu")
+    space = run.space()
+    table = latency_table(run, skeleton(space, len(run.facts()["classes"])), options, 1, tell)
     return float(table.latency(space, space.largest())[0]) / aim.speed_up
 
 

@@ -67,9 +67,9 @@ class Task:
         if world.first:
             refuse_unreachable(run, net, limits, here)
         asked = {*sought, *limits}
-        latency = _latency_table(run, net, here, options.batch, tell) if "latency" in asked else None
+        latency = latency_table(run, net, here, options.batch, tell) if "latency" in asked else None
         batch = options.throughput_batch
-        throughput = _latency_table(run, net, here, batch, tell) if "throughput" in asked else None
+        throughput = latency_table(run, net, here, batch, tell) if "throughput" in asked else None
         memory = None
         if "memory" in asked:
             tell("following networks through a pass to count their memory")
@@ -129,7 +129,7 @@ def _table_file(run: Run, options: Options, batch: int) -> Path:
     return run.folder / LatencyTable.file_name(options.runtime, options.threads, batch, options.device or "cpu")
 
 
-def _latency_table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
+def latency_table(run: Run, net: Network, options: Options, batch: int, tell: Tell) -> LatencyTable:
     """The run's latency table, measured now if there is none that holds here. The first process measures for all."""
     path, world = _table_file(run, options, batch), World.join()
     how: dict[str, Any] = {"threads": options.threads, "runtime": options.runtime, "batch": batch}
