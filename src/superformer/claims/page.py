@@ -75,6 +75,7 @@ def _section(claim: dict[str, Any], folder: Path) -> list[str]:
         how = f"`{claim['recipe']}` on {judged['data']}, {', '.join(epochs)} epochs, {claim['equal']}."
         out += [f"{how} {judged['verdict'].capitalize()}."]
         out += [f"- {_difference(claim, d)}" for d in judged["differences"]]
+        out += [f"- means: {_means(claim, runs)}"]
         out += [f"- {seconds / 60:.3g} minutes on {runs[0]['machine']}" if runs else "", ""]
     arms = "; ".join(f"*{arm}*: `{' '.join(words) or 'as it is'}`" for arm, words in claim["arms"].items())
     return [*out, f"Arms: {arms}.", *([f"\n{claim['note']}"] if claim["note"] else [])]
@@ -82,6 +83,11 @@ def _section(claim: dict[str, Any], folder: Path) -> list[str]:
 
 def _scale(claim: dict[str, Any]) -> tuple[float, str]:
     return UNITS.get(claim["measure"], (100.0, "percent of the test pictures"))
+
+
+def _means(claim: dict[str, Any], runs: Sequence[dict[str, Any]]) -> str:
+    factor, by = _scale(claim)[0], {arm: [r["value"] for r in runs if r["arm"] == arm] for arm in claim["arms"]}
+    return ", ".join(f"{arm} {factor * sum(some) / len(some):.4g}" for arm, some in by.items() if some)
 
 
 def _difference(claim: dict[str, Any], found: dict[str, Any]) -> str:
