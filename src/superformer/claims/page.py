@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -99,6 +100,14 @@ def _difference(claim: dict[str, Any], found: dict[str, Any]) -> str:
     return f"{found['better']} better than {found['worse']} by {mean:+.3g}{lower}: {around}, {found['seeds']} seeds"
 
 
+def _marks(low: float, high: float) -> list[float]:
+    """Some round numbers between two."""
+    rough = (high - low) / 5
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * by for by in (1, 2, 5, 10) if size * by >= rough)
+    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def drawing(claim: dict[str, Any], runs: Sequence[dict[str, Any]]) -> str:
     """Every run a dot, a row for each arm, the means as bars."""
     factor, unit = _scale(claim)
@@ -120,8 +129,7 @@ def drawing(claim: dict[str, Any], runs: Sequence[dict[str, Any]]) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
     ]
     bottom = TOP + ROW * len(arms)
-    for k in range(5):
-        value = low + (k + 0.5) * (high - low) / 5
+    for value in _marks(low, high):
         out.append(f'<line x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{TOP}" y2="{bottom}" stroke="#e4e4e4"/>')
         out.append(f'<text x="{x(value):.1f}" y="{bottom + 17}" text-anchor="middle" fill="#444">{value:.4g}</text>')
     out.append(
