@@ -1,8 +1,8 @@
 """Sums over processes of one machine, through memory that all of them see.
 
-Between processors gloo sends what is added up through sockets: a millisecond or two a message on two cores, and a second
-thread that copies. The hundreds of small sums that batch norms of all processes need in a step then take longer than
-the step.
+Between processors gloo sends what is added up through sockets: a millisecond or two a message on two cores, and a
+second thread that copies. The hundreds of small sums that batch norms of all processes need in a step then take longer
+than the step.
 Here each process writes into memory of its own, which the others read; whoever waits asks a counter. Sums are taken in
 the order of the processes, so that all have the same to the last bit (two have what gloo gives them).
 
