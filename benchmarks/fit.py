@@ -3,13 +3,14 @@ same teacher, at the same latency. One JSON line for each network.
 
 * the original, tuned (``DIR/original``);
 * evenly dropped blocks: the original without every so-many-th block;
+* smaller pictures: the original at the largest input size at which it takes no longer;
 * Torch-Pruning (the package torch-pruning): Taylor importance of the tuned original, at the ratio that takes as long;
 * scratch: the architecture that was found, with new weights.
 
 A network of ``fit`` was trained in the supernet, with others, and by itself; a baseline gets the epochs of its own
 training and its share of the supernet's: all of them on all training pictures, in the same views.
 
-python benchmarks/fit.py RUN [--baselines even,pruned,scratch] [--below 0.6] [--epochs N]
+python benchmarks/fit.py RUN [--baselines even,smaller,pruned,scratch] [--below 0.6] [--epochs N]
 
 What was measured is kept in ``RUN/baselines.jsonl``, and not measured again.
 
@@ -43,9 +44,11 @@ from superformer.runs import Run, stored
 from superformer.runs.processes import World
 from superformer.runs.storage import load_network, load_supernet
 from superformer.space.arch import StageArch
+from superformer.space.schema import family
 from superformer.train import optimizer
 from superformer.train.kept import Kept
 from superformer.train.losses import load_teachers, with_teachers
+from superformer.train.warm_start import from_network
 
 STEPS, BATCHES = 7, 8
 """Of the bisection for a ratio that meets a latency; of 64 pictures, by whose gradients weights are judged."""
@@ -54,7 +57,7 @@ STEPS, BATCHES = 7, 8
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run")
-    parser.add_argument("--baselines", default="even,pruned,scratch")
+    parser.add_argument("--baselines", default="even,smaller,pruned,scratch")
     parser.add_argument("--epochs", type=float, help="of each baseline; else those of retraining and a share of others")
     parser.add_argument("--below", type=float, default=1.0, help="baselines of networks below this share of the time")
     given = parser.parse_args()
@@ -72,7 +75,7 @@ def main() -> None:
         for name in given.baselines.split(",") if share < given.below else ():
 
             def work(name: str = name, net: Network = net, share: float = share, tuner: Tuner = tuner) -> Measured:
-                make = {"even": even, "pruned": pruned}
+                make = {"even": even, "smaller": smaller, "pruned": pruned}
                 made = scratch(net) if name == "scratch" else make[name](original, share, tuner)
                 return tuner(made), original, tuner
 
@@ -214,6 +217,18 @@ def even(original: Network, share: float, tuner: Tuner) -> nn.Module:
             own = {n: v for n, v in original.state_dict().items() if n.startswith(prefix)}
             state |= {f"stages.0.blocks.{k}.{n.removeprefix(prefix)}": v for n, v in own.items()}
         net.load_state_dict(state)
+        if ratio(net, original, tuner.size) <= 1.02 * share:
+            return net
+    return net
+
+
+def smaller(original: Network, share: float, tuner: Tuner) -> nn.Module:
+    """The original on pictures so small that it takes no longer, or on the smallest."""
+    arch = original.space.smallest()
+    step = int(arch.choices["patch_size"])
+    for size in range(tuner.size - step, 0, -step):
+        net = sf.model(family(arch.family).rescaled(arch, size), original.num_classes)
+        from_network(net, original)
         if ratio(net, original, tuner.size) <= 1.02 * share:
             return net
     return net

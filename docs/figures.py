@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -122,42 +123,57 @@ def _panel(run: sf.Run) -> list[str]:
 FITTED = {
     "original": ("the original, tuned", "#555555"),
     "fit": ("superformer fit", "#c44e52"),
+    "smaller": ("the original, smaller pictures", "#55a868"),
     "even": ("evenly dropped blocks", "#4c72b0"),
     "pruned": ("Torch-Pruning (Taylor)", "#dd8452"),
     "scratch": ("what fit found, new weights", "#8172b3"),
 }
+FITTED_WIDTH, FITTED_HEIGHT = 430, 330
 
 
 def fitted(paths: list[str]) -> None:
-    """Test accuracy against the share of the original's latency, a point for each network, with standard errors."""
-    rows = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
-    low = min(100 * row["accuracy"] for row in rows) // 10 * 10
-    high = max(100 * row["accuracy"] for row in rows) // 10 * 10 + 10
-    x = lambda share: LEFT + share / 1.1 * (WIDTH - LEFT - 20)  # noqa: E731
-    y = lambda percent: HEIGHT - BOTTOM - (percent - low) / (high - low) * (HEIGHT - BOTTOM - 30)  # noqa: E731
+    """Test accuracy against the share of the original's latency, a point for each network, with standard errors; a
+    panel for each network that was fitted, all its seeds in it (files are named NETWORK-SEED.jsonl)."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for path in map(Path, sorted(paths, reverse=True)):
+        panels.setdefault(path.stem.rpartition("-")[0], []).extend(map(json.loads, path.read_text().splitlines()))
+    accuracies = [100 * row["accuracy"] for rows in panels.values() for row in rows]
+    low, high = min(accuracies) // 10 * 10, max(accuracies) // 10 * 10 + 10
+    width, height = max(len(panels), 2) * FITTED_WIDTH, FITTED_HEIGHT + 50
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
+    named = {row["name"] for rows in panels.values() for row in rows}
+    shown = [known for name, known in FITTED.items() if name in named]
+    for k, (label, colour) in enumerate(shown):
+        x, y = LEFT + k % 3 * 250, 18 + k // 3 * 18
+        out.append(f'<circle cx="{x}" cy="{y - 4}" r="5" fill="{colour}"/><text x="{x + 10}" y="{y}">{label}</text>')
+    for k, (name, rows) in enumerate(panels.items()):
+        out += [f'<g transform="translate({k * FITTED_WIDTH},44)">', *_fitted_panel(name, rows, low, high), "</g>"]
+    _write("fitting.svg", [*out, "</svg>"])
+
+
+def _fitted_panel(title: str, rows: list[dict[str, Any]], low: float, high: float) -> list[str]:
+    base, right = FITTED_HEIGHT - 50, FITTED_WIDTH - 16
+    x = lambda share: LEFT + share / 1.1 * (right - LEFT)  # noqa: E731
+    y = lambda percent: base - (percent - low) / (high - low) * (base - 30)  # noqa: E731
+    out = [f'<text x="{LEFT}" y="18" font-weight="bold">{title}</text>']
     for tick in range(int(low), int(high) + 1, 10):
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
+        out.append(f'<line x1="{LEFT}" x2="{right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
         out.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick} %</text>')
     for share in (0.25, 0.5, 0.75, 1.0):
-        out.append(f'<text x="{x(share):.1f}" y="{HEIGHT - 36}" text-anchor="middle">{share:g}</text>')
+        out.append(f'<text x="{x(share):.1f}" y="{base + 18}" text-anchor="middle">{share:g}</text>')
     told = "latency, of the original's (one picture, one thread)"
-    out.append(f'<text x="{WIDTH - 20}" y="{HEIGHT - 14}" text-anchor="end">{told}</text>')
-    for k, (name, (label, colour)) in enumerate(FITTED.items()):
-        own = [row for row in rows if row["name"] == name]
-        for row in own:
-            error = 100 * (row["accuracy"] * (1 - row["accuracy"]) / row["pictures"]) ** 0.5
-            at, top, end = x(row["latency"]), y(100 * row["accuracy"] + error), y(100 * row["accuracy"] - error)
-            out.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{end:.1f}" stroke="{colour}"/>')
-            out.append(f'<circle cx="{at:.1f}" cy="{y(100 * row["accuracy"]):.1f}" r="5" fill="{colour}"/>')
-        if own:
-            out.append(f'<circle cx="{x(0.62):.1f}" cy="{y(low) - 96 + 18 * k:.1f}" r="5" fill="{colour}"/>')
-            out.append(f'<text x="{x(0.62) + 10:.1f}" y="{y(low) - 92 + 18 * k:.1f}">{label}</text>')
-    _write("fitting.svg", [*out, "</svg>"])
+    out.append(f'<text x="{right}" y="{base + 38}" text-anchor="end">{told}</text>')
+    for row in rows:
+        percent, colour = 100 * row["accuracy"], FITTED[row["name"]][1]
+        error = (percent * (100 - percent) / row["pictures"]) ** 0.5
+        at, top, end = x(row["latency"]), y(percent + error), y(percent - error)
+        out.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{end:.1f}" stroke="{colour}"/>')
+        out.append(f'<circle cx="{at:.1f}" cy="{y(percent):.1f}" r="4" fill="{colour}"/>')
+    return out
 
 
 def _write(name: str, lines: list[str]) -> None:

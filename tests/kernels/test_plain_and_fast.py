@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -95,6 +97,11 @@ def norm(channels: int, training: bool, seed: int) -> convolution.Norm:
     return convolution.Norm((weight, (None,)), (bias, (None,)), mean, var, training, 1e-5)
 
 
+def of_two(own: convolution.Norm) -> convolution.Norm:
+    """Of two processes, the other one with the same pictures: so are its sums, and what comes back from it."""
+    return own._replace(training=True, join=lambda sums: 2 * sums, processes=2)
+
+
 @given(st.integers(2, 6), st.sampled_from([1, 3, 5, 7]), st.sampled_from([1, 2]), st.booleans(), st.booleans())
 def test_convolutions(side, size, stride, training, gates):
     x = randn(2, side, side + 1, 3)
@@ -105,16 +112,22 @@ def test_convolutions(side, size, stride, training, gates):
     agree(convolution.patches, [x], x, 2)
     own = fresh(3, 10)  # in training its statistics are set by both forms alike
     agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, own)
-    # of two processes, the other one with the same pictures: so are its sums, and what comes back from it
-    both = own._replace(training=True, join=lambda sums: 2 * sums, processes=2)
+    both = of_two(own)
     agree(convolution.joined_norm, [x, own.weight[0], own.bias[0]], x, own.weight[0], own.bias[0], both)
     agree(convolution.norm_swish, [x, own.weight[0], own.bias[0]], x, both)
     weight = randn(4, 3, 3, 3, seed=2)
     for swish in (False, True):
         last, whole = norm(4, False, 20), (weight, (None,) * 4)
         agree(convolution.conv_norm, [x, weight, last.weight[0], last.bias[0]], x, whole, last, stride, swish)
+    weights, inputs = residual(size, stride, gates, training)
+    agree(inverted.inverted_residual, [x, *inputs], x, weights, shortcut(stride))
+    agree(inverted.inverted_residual, [x, *inputs], x, joined(weights, *[of_two] * 3), shortcut(stride))
+
+
+def residual(size: int, stride: int, gates: bool, training: bool) -> tuple[inverted.Inverted, list[torch.Tensor]]:
+    """The weights of an inverted residual, and all that get a gradient."""
     wide, narrow = randn(5, 3, 1, 1, seed=3), randn(4, 5, 1, 1, seed=4)
-    deep, norms = randn(5, 1, size, size, seed=5), [fresh(n, 30 + 5 * n) for n in (5, 5, 4)]
+    deep, norms = randn(5, 1, size, size, seed=5), [norm(n, training, 30 + 5 * n) for n in (5, 5, 4)]
     excite = [randn(2, 5, seed=6), randn(2, seed=7), randn(5, 2, seed=8), randn(5, seed=9)] if gates else []
     weights = inverted.Inverted(
         ((wide, (None,) * 4), norms[0]),
@@ -123,8 +136,47 @@ def test_convolutions(side, size, stride, training, gates):
         ((narrow, (None,) * 4), norms[2]),
         stride,
     )
-    inputs = [x, wide, deep, narrow, *excite, *(t for n in norms for t in (n.weight[0], n.bias[0]))]
-    agree(inverted.inverted_residual, inputs, x, weights, lambda x: x[:, ::stride, ::stride, :1])
+    return weights, [wide, deep, narrow, *excite, *(t for n in norms for t in (n.weight[0], n.bias[0]))]
+
+
+def joined(weights: inverted.Inverted, *others) -> inverted.Inverted:
+    """The same, each norm changed by one of these."""
+    expand, wide, point = ((w, other(n)) for other, (w, n) in zip(others, (weights[0], *weights[1::2]), strict=True))
+    return weights._replace(expand=expand, wide=wide, point=point)
+
+
+def shortcut(stride: int):
+    return lambda x: x[:, ::stride, ::stride, :1]
+
+
+@given(st.integers(2, 5), st.sampled_from([1, 3]), st.sampled_from([1, 2]), st.booleans())
+def test_two_processes_with_half_of_the_pictures_are_one_with_all(side, size, stride, gates):
+    """Threads play the processes; each has its own weights, whose gradients add up."""
+    x, barrier, sent = randn(4, side, side + 1, 3, grad=False), threading.Barrier(2), {}
+
+    def part(k: int | None) -> list[torch.Tensor]:
+        def join(sums: torch.Tensor) -> torch.Tensor:
+            sent[k] = sums
+            barrier.wait(60)
+            total = sent[0] + sent[1]
+            barrier.wait(60)
+            return total
+
+        weights, inputs = residual(size, stride, gates, True)
+        if k is not None:
+            weights = joined(weights, *[lambda n: n._replace(join=join, processes=2)] * 3)
+        here = slice(None) if k is None else slice(2 * k, 2 * k + 2)
+        own = x[here].clone().requires_grad_()
+        out = inverted.inverted_residual(own, weights, shortcut(stride))
+        (out * randn(4, *out.shape[1:], seed=7, grad=False)[here]).sum().backward()
+        norms = [n for _, n in (weights.expand, weights.wide, weights.point)]
+        return [out.detach(), own.grad, *(t for n in norms for t in (n.mean, n.var)), *(t.grad for t in inputs)]
+
+    with sf.kernels.using("fast"), ThreadPoolExecutor(2) as pool:
+        whole, (first, second) = part(None), pool.map(part, range(2))
+    for k, (one, a, b) in enumerate(zip(whole, first, second, strict=True)):
+        both = torch.cat([a, b]) if k < 2 else a if k < 8 else a + b
+        torch.testing.assert_close(both, one, rtol=1e-8, atol=1e-10)
 
 
 def test_sub_networks_in_step():

@@ -11,6 +11,7 @@ import torch
 from helpers.training import SPACE
 
 import superformer as sf
+from superformer.interop import hub
 from superformer.runs import storage as stored
 from superformer.train import losses as teachers
 
@@ -149,5 +150,12 @@ def test_teachers_that_cannot_be_had(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(sf.SuperformerError, match=r"could not be loaded \(ConnectionError: no route\)"):
-        teachers.load_teachers(["resnet18"], 1000)
+    for there, why in (
+        (True, r"\(ConnectionError: no route\)"),
+        (False, "they are not on this machine, and .* cannot be"),
+    ):
+        monkeypatch.setattr(hub, "reachable", lambda address, there=there: there)
+        with pytest.raises(
+            sf.SuperformerError, match=f"the weights of the teacher resnet18 could not be loaded .*{why}"
+        ):
+            teachers.load_teachers(["resnet18"], 1000)

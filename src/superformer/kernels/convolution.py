@@ -5,7 +5,7 @@ fastest in that layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -170,9 +170,22 @@ class Norm(NamedTuple):
     processes: int = 1
 
     def set(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """The statistics of ``count`` numbers, from their mean and variance."""
+        """The statistics of ``count`` numbers in this process, from their mean and variance in all of them."""
+        count *= self.processes
         self.mean.copy_(mean)
         self.var.copy_(var * (count / max(count - 1, 1)))
+
+    def over_all(self, mean: Tensor, var: Tensor, *others: Tensor) -> list[Tensor]:
+        """Mean and variance over all processes, and the means of other numbers, from those of this process."""
+        if self.join is None:
+            return [mean, var, *others]
+        sums = [mean.double(), var.double() + mean.double().square(), *(t.double() for t in others)]
+        centre, square, *rest = (self.join(torch.cat(sums)) / self.processes).split([len(s) for s in sums])
+        return [t.to(mean) for t in (centre, (square - centre.square()).clamp(min=0), *rest)]
+
+    def a_process(self, *sums: Tensor) -> Sequence[Tensor]:
+        """The means over all processes of sums of this one, all of one length."""
+        return sums if self.join is None else (self.join(torch.stack(sums)) / self.processes).unbind()
 
 
 def batch_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -191,7 +204,7 @@ def plain_joined_norm(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Te
     off = x - centre
     spread = norm.join(off.square().sum(dims)) / count
     with torch.no_grad():
-        norm.set(centre, spread, count)
+        norm.set(centre, spread, count // norm.processes)
     return off * (torch.rsqrt(spread + norm.eps) * weight) + bias
 
 
@@ -206,15 +219,11 @@ def plain_norm_swish(x: Tensor, norm: Norm) -> Tensor:
     return F.silu(batch_norm(x, norm), inplace=True)
 
 
-def _by_itself(x: Tensor, norm: Norm) -> bool:
-    return norm.join is None and torch.is_grad_enabled()
-
-
-@kernel(plain_norm_swish, able=_by_itself)
+@kernel(plain_norm_swish, able=lambda x, norm: torch.is_grad_enabled())
 def norm_swish(x: Tensor, norm: Norm) -> Tensor:
     """Batch norm and swish; kept for the backward pass is only what was normalised."""
     weight, bias = take(norm.weight, norm.bias)
-    out: Tensor = _NormSwish.apply(x, weight, bias, norm.mean, norm.var, norm.training, norm.eps)
+    out: Tensor = _NormSwish.apply(x, weight, bias, norm)
     return out
 
 
@@ -232,40 +241,48 @@ class Normed(NamedTuple):
     spread: Tensor
 
     @classmethod
-    def run(
-        cls, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float, out: Tensor
-    ) -> Normed:
-        """Write the normalised map to ``out``; in training set ``mean`` and ``var``."""
-        own, spread = torch.empty_like(mean), torch.empty_like(var)
+    def run(cls, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, out: Tensor) -> Normed:
+        """Write the normalised map to ``out``; in training set the statistics of ``norm``."""
         maps, there = x.permute(0, 3, 1, 2), out.permute(0, 3, 1, 2)
+        mean, var, given = norm.mean, norm.var, not norm.training
+        if norm.join is not None:
+            mean, var = norm.over_all(*torch.batch_norm_update_stats(maps, None, None, 0.0))
+            norm.set(mean, var, x.numel() // x.shape[-1])
+            given = True
+        own, spread = torch.empty_like(mean), torch.empty_like(var)
         torch.ops.aten.native_batch_norm.out(
-            maps, weight, bias, mean, var, training, 1.0, eps, out=there, save_mean=own, save_invstd=spread
+            maps, weight, bias, mean, var, not given, 1.0, norm.eps, out=there, save_mean=own, save_invstd=spread
         )
-        return cls(x, weight, bias, own, spread) if training else cls(x, weight, bias, mean, torch.rsqrt(var + eps))
+        return cls(x, weight, bias, mean, torch.rsqrt(var + norm.eps)) if given else cls(x, weight, bias, own, spread)
 
     def again(self) -> Tensor:
         """The normalised map, in scratch memory."""
         scale = self.weight * self.spread
         return torch.addcmul(self.bias - self.mean * scale, self.x, scale, out=_WIDE(self.x.shape, self.x))
 
-    def backward(self, grad: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the map, the scale and the shift."""
         x, weight, _, mean, spread = self
-        maps, there = grad.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)
+        maps, there, by_itself = grad.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2), norm.join is None
         dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            maps, there, weight, mean, spread.pow(-2), mean, spread, training, 0.0, [True, True, True]
-        )
-        return dx.permute(0, 2, 3, 1), dweight, dbias
+            maps, there, weight, mean, spread.pow(-2), mean, spread, norm.training and by_itself, 0.0,
+            [by_itself, True, True],
+        )  # fmt: skip
+        if norm.join is None:
+            return dx.permute(0, 2, 3, 1), dweight, dbias
+        along, whole = (t / (x.numel() // x.shape[-1]) for t in norm.a_process(dweight, dbias))
+        scale = weight * spread
+        slope = scale * spread * along
+        dx = torch.addcmul(slope * mean - scale * whole, x, slope, value=-1)
+        return dx.addcmul_(grad, scale), dweight, dbias
 
 
 class _NormSwish(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, training: bool, eps: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
         out = torch.empty_like(x)
-        ctx.save_for_backward(*Normed.run(x, weight, bias, mean, var, training, eps, out))
-        ctx.training = training
+        ctx.save_for_backward(*Normed.run(x, weight, bias, norm, out))
+        ctx.norm = norm
         return F.silu(out, inplace=True)
 
     @staticmethod
@@ -274,30 +291,21 @@ class _NormSwish(torch.autograd.Function):
         normed = Normed(*ctx.saved_tensors)
         y = normed.again()
         torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y)
-        return *normed.backward(y, ctx.training), None, None, None, None
+        return *normed.backward(y, ctx.norm), None
 
 
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
-        assert norm.join is not None
-        own, spread = (t.double() for t in torch.batch_norm_update_stats(x.permute(0, 3, 1, 2), None, None, 0.0))
-        mean, square = norm.join(torch.stack([own, spread + own.square()])) / norm.processes
-        var, mean = (square - mean.square()).clamp(min=0).to(x), mean.to(x)
-        ctx.join, ctx.count, out = norm.join, x.numel() // x.shape[-1] * norm.processes, torch.empty_like(x)
-        norm.set(mean, var, ctx.count)
-        ctx.save_for_backward(*Normed.run(x, weight, bias, mean, var, False, norm.eps, out))
+        out = torch.empty_like(x)
+        ctx.save_for_backward(*Normed.run(x, weight, bias, norm, out))
+        ctx.norm = norm
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        normed = Normed(*ctx.saved_tensors)
-        dx, dweight, dbias = normed.backward(grad, False)
-        along, whole = ctx.join(torch.stack([dweight, dbias])) / ctx.count
-        scale = normed.weight * normed.spread
-        slope = scale * normed.spread * along
-        return dx.addcmul_(normed.x, slope, value=-1).add_(slope * normed.mean - scale * whole), dweight, dbias, None
+        return *Normed(*ctx.saved_tensors).backward(grad, ctx.norm), None
 
 
 # --- a convolution and its norm as one, in evaluation ---

@@ -7,6 +7,8 @@ convolution). Between them lie maps six times as wide as what comes in; what mak
 * Batch norm of a linear map needs no pass over its output. With x the input (rows: positions), z = x W^T has the mean
   W mean(x) and the variance diag(W Cov(x) W^T), so norm and convolution are one product with scaled rows of W. The same
   holds backwards: with D the gradient after the norm, D^T x and the column sums of D give every gradient.
+* Norms of several processes together need one message: each sends its own moments, and in the backward pass the sums
+  of its own rows.
 * A gate for each channel of a picture is a scale for the columns of the matrix that follows: a product with another
   matrix for each picture. Its gradients follow from those of these matrices.
 * Of those maps only the depthwise convolution's output is kept; the backward pass computes the others again.
@@ -71,7 +73,11 @@ def plain_inverted_residual(x: Tensor, weights: Inverted, shortcut: Callable[[Te
     return batch_norm(conv(y, weights.point[0]), weights.point[1]) + shortcut(x)
 
 
-@kernel(plain_inverted_residual, able=lambda x, weights, shortcut: weights.wide[1].join is None)
+def _able(x: Tensor, weights: Inverted, shortcut: Callable[[Tensor], Tensor]) -> bool:
+    return torch.is_grad_enabled() or weights.wide[1].join is None
+
+
+@kernel(plain_inverted_residual, able=_able)
 def inverted_residual(x: Tensor, weights: Inverted, shortcut: Callable[[Tensor], Tensor]) -> Tensor:
     """norm(point(excite(swish(norm(depthwise(swish(norm(expand(x)))))))) + shortcut(x)."""
     if not torch.is_grad_enabled():
@@ -147,6 +153,14 @@ def _of_linear(w: Tensor, centre: Tensor, covariance: Tensor) -> tuple[Tensor, T
     return w @ centre, ((w @ covariance) * w).sum(1)
 
 
+def _moments_of_all(rows: Tensor, w: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean of the rows of all processes, the covariance of those of this one about it, and mean and variance of
+    each output of a linear map of all of them."""
+    own, covariance = _moments(rows)
+    mean, var, centre = norm.over_all(*_of_linear(w, own, covariance), own)
+    return centre, covariance + torch.outer(own - centre, own - centre), mean, var
+
+
 def _normed_linear(x: Tensor, weight: Wanted, norm: Norm) -> tuple[Tensor, Tensor]:
     """Matrix and bias of a 1x1 convolution and its norm; in training with the statistics of this batch."""
     statistics = None
@@ -168,29 +182,24 @@ def _widen(x: Tensor, weights: Inverted) -> Tensor:
     assert weights.expand is not None
     weight, norm = weights.expand
     w, kernel, gamma, beta = take(weight, weights.wide[0], norm.weight, norm.bias)
-    statistics = (norm.mean, norm.var, norm.training, norm.eps)
-    out: Tensor = _Widen.apply(x, w.flatten(1), gamma, beta, kernel, *statistics, weights.stride)
+    out: Tensor = _Widen.apply(x, w.flatten(1), gamma, beta, kernel, norm, weights.stride)
     return out
 
 
 class _Widen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, kernel: Tensor, *rest: Any) -> Tensor:
-        mean, var, training, eps, stride = rest
+        norm, stride = rest
         rows = x.reshape(-1, x.shape[-1])
-        centre = covariance = None
-        if training:
-            centre, covariance = _moments(rows)
-            for out, new in zip((mean, var), _of_linear(w, centre, covariance), strict=True):
-                out.copy_(new)
-        spread = torch.rsqrt(var + eps)
-        ctx.save_for_backward(x, w, gamma, beta, kernel, mean.clone(), spread, centre, covariance)
-        ctx.stride = stride
+        centre, covariance, mean, var = None, None, norm.mean, norm.var
+        if norm.training:
+            centre, covariance, mean, var = _moments_of_all(rows, w, norm)
+            norm.set(mean, var, len(rows))
+        spread = torch.rsqrt(var + norm.eps)
+        ctx.save_for_backward(x, w, gamma, beta, kernel, mean, spread, centre, covariance)
+        ctx.norm, ctx.stride = norm, stride
         wide = _Widen._norm(rows, w, gamma, beta, mean, spread).view(*x.shape[:-1], -1)
-        out = depthwise(F.silu(wide, inplace=True), kernel, None, stride)
-        if training:
-            var.copy_(var * (len(rows) / max(len(rows) - 1, 1)))
-        return out
+        return depthwise(F.silu(wide, inplace=True), kernel, None, stride)
 
     @staticmethod
     def _norm(rows: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
@@ -218,19 +227,20 @@ class _Widen(torch.autograd.Function):
         else:
             products -= torch.outer(sums, centre)
             dgamma = spread * (products * w).sum(1)
-            pull = dgamma / n * spread
+            along, whole = (t / n for t in ctx.norm.a_process(dgamma, sums))
+            pull = along * spread
             square = (w * (scale * pull)[:, None]).t() @ w
-            offset = centre @ square - (scale * sums / n) @ w
+            offset = centre @ square - (scale * whole) @ w
             dx = torch.addmm(offset, d, w * scale[:, None]).addmm_(rows, square, alpha=-1)
             dw = scale[:, None] * (products - pull[:, None] * n * (w @ covariance))
-        return dx.view(x.shape), dw, dgamma, sums, dkernel, None, None, None, None, None
+        return dx.view(x.shape), dw, dgamma, sums, dkernel, None, None
 
 
 def _narrow(x: Tensor, weights: Inverted) -> Tensor:
     """point(excite(swish(norm(x))))."""
     norm = weights.wide[1]
     w, gamma, beta, *gates = take(weights.point[0], norm.weight, norm.bias, *weights.gates)
-    out: Tensor = _Narrow.apply(x, w.flatten(1), gamma, beta, norm.mean, norm.var, norm.training, norm.eps, *gates)
+    out: Tensor = _Narrow.apply(x, w.flatten(1), gamma, beta, norm, *gates)
     return out
 
 
@@ -239,11 +249,11 @@ class _Narrow(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, *rest: Any) -> Tensor:
-        mean, var, training, eps, *gates = rest
+        norm, *gates = rest
         y = _WIDE(x.shape, x)
-        normed = Normed.run(x, gamma, beta, mean, var, training, eps, y)
+        normed = Normed.run(x, gamma, beta, norm, y)
         active = F.silu(y, inplace=True).flatten(1, 2)
-        ctx.training, ctx.inner = training, _Gate.run(active, gates) if gates else None
+        ctx.norm, ctx.inner = norm, _Gate.run(active, gates) if gates else None
         ctx.save_for_backward(w, *gates, *normed)
         if ctx.inner is None:
             return F.linear(active, w).view(*x.shape[:-1], -1)
@@ -267,8 +277,8 @@ class _Narrow(torch.autograd.Function):
             share = (dmean / active.shape[1])[:, None].expand_as(active)
             torch.baddbmm(share, there, w * ctx.inner.gate[:, None], out=active)
         torch.ops.aten.silu_backward.grad_input(active.view_as(y), y, grad_input=y)
-        dx, dgamma, dbeta = normed.backward(y, ctx.training)
-        return dx, dw, dgamma, dbeta, None, None, None, None, *dgates
+        dx, dgamma, dbeta = normed.backward(y, ctx.norm)
+        return dx, dw, dgamma, dbeta, None, *dgates
 
 
 class _Gate(NamedTuple):

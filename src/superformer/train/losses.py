@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
+from superformer.interop.hub import fetching
 from superformer.recipes.settings import Loss
 from superformer.runs.storage import IMAGENET, load_network
 from superformer.train.features import Final
@@ -191,11 +192,8 @@ def _timm_network(name: str, num_classes: int) -> tuple[nn.Module, Any]:
         how = "timm.list_models(pretrained=True) names those that have"
         raise SuperformerError(f"the teacher {name} has no published weights; {how}")
     _check_classes(name, cfg.num_classes, num_classes)
-    try:
+    with fetching(f"the weights of the teacher {name}", "name a folder with a network instead (loss.teachers=[DIR])"):
         return timm.create_model(name, pretrained=True), cfg
-    except Exception as error:  # what a download may raise is the affair of several libraries
-        what = f"{type(error).__name__}: {error}"
-        raise SuperformerError(f"the weights of the teacher {name} could not be loaded ({what})") from error
 
 
 def _check_classes(name: str, has: int, needed: int) -> None:

@@ -22,6 +22,7 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.weights import Mapped, pieces
+from superformer.interop.hub import fetching
 from superformer.interop.timm_weights import from_timm
 from superformer.kernels.slices import Index, Segments, gather, scatter
 from superformer.recipes.settings import Start
@@ -123,16 +125,15 @@ def from_timm_settings(settings: Start, size: int | None = None) -> Network:
     try:
         if words["pretrained"]:
             from_timm(settings.timm, pretrained=False)  # one that cannot be taken is refused before it is fetched
-        model = from_timm(settings.timm, **words)
-        return model if size is None else _at_size(model, size, settings.timm, words)
+        instead = "give a file of weights (start.checkpoint=FILE.safetensors; fit: --checkpoint)"
+        with fetching(f"the weights of {settings.timm}", instead) if words["pretrained"] else nullcontext():
+            model = from_timm(settings.timm, **words)
+            return model if size is None else _at_size(model, size, settings.timm, words)
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        how = (
-            "without a network connection give a file of weights (start.checkpoint=FILE.safetensors; fit: --checkpoint)"
-        )
-        raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what}); {how}") from error
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what})") from error
 
 
 def _at_size(model: Network, size: int, name: str, words: Mapping[str, Any]) -> Network:

@@ -14,6 +14,7 @@ from torch import nn
 from superformer.errors import SuperformerError, nearest, shown
 from superformer.families.network import Network
 from superformer.files import CONFIG
+from superformer.interop.hub import fetching
 from superformer.runs.storage import load_network, read_tensors
 from superformer.spaces import model, models
 from superformer.transfer.backbone import Backbone, Norms, timm_network
@@ -52,7 +53,11 @@ def _network(source: Source, drop_path: float, pretrained: bool) -> nn.Module:
         if not timm.is_model(source):
             known = [*models(), *timm.list_models()]
             raise SuperformerError(f"no network of ours or of timm is called {source!r}: {nearest(source, known)}")
-        return timm_network(source, pretrained=pretrained, **({"drop_path_rate": drop_path} if drop_path else {}))
+        words = {"drop_path_rate": drop_path} if drop_path else {}
+        if not pretrained:
+            return timm_network(source, pretrained=False, **words)
+        with fetching(f"the weights of {source}", "give a file of them (--checkpoint FILE.safetensors)"):
+            return timm_network(source, pretrained=True, **words)
     if not hasattr(source, "forward_intermediates"):
         raise SuperformerError(f"{shown(type(source).__name__)} has no forward_intermediates, and cannot be a backbone")
     return copy.deepcopy(source)
