@@ -7,6 +7,7 @@ import timm
 
 import superformer as sf
 from superformer.search import Problem, method
+from superformer.spaces import arch as published
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,16 @@ def test_of_a_timm_network(name: str, sizes: list[int]) -> None:
     small, large = sf.cost(space, [space.smallest(), arch]).macs
     assert large / small > 3  # room for a front below half of the cost
     assert sf.space_around(timm.create_model(name)) == space == sf.space_around(arch) == sf.space_around(sf.model(arch))
+
+
+@pytest.mark.parametrize("speed_up", [1.5, 4])
+def test_of_every_published_network(speed_up: float) -> None:
+    for name in sf.models():
+        arch = published(name)
+        space = sf.space_around(arch, speed_up)
+        assert space.largest() == arch, name
+        small, large = sf.cost(space, [space.smallest(), arch]).macs
+        assert large / small > speed_up, name
 
 
 def test_sizes_that_are_asked_for() -> None:

@@ -112,7 +112,7 @@ class VitRes(Pyramid):
 
     schema = Schema(
         "vit_res", choices=frozenset(), stage=frozenset({"width"}), block=BLOCK_CHOICES, options=OPTIONS, rules=rules,
-        kinds={"stem": (bool, int)},
+        kinds={"stem": (bool, int)}, rising=frozenset({"width"}),
     )  # fmt: skip
     patch = PATCH
     maskable = True

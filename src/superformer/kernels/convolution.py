@@ -180,7 +180,8 @@ class Norm(NamedTuple):
         if self.join is None:
             return [mean, var, *others]
         sums = [mean.double(), var.double() + mean.double().square(), *(t.double() for t in others)]
-        centre, square, *rest = (self.join(torch.cat(sums)) / self.processes).split([len(s) for s in sums])
+        means = self.join(torch.cat(sums)) / self.processes
+        centre, square, *rest = torch.split(means, [len(s) for s in sums])
         return [t.to(mean) for t in (centre, (square - centre.square()).clamp(min=0), *rest)]
 
     def a_process(self, *sums: Tensor) -> Sequence[Tensor]:
@@ -211,7 +212,7 @@ def plain_joined_norm(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Te
 @kernel(plain_joined_norm, able=lambda x, weight, bias, norm: x.ndim == 4)
 def joined_norm(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
     """Batch norm by the statistics of all processes; one message forwards and one backwards."""
-    out: Tensor = _Joined.apply(x, weight, bias, norm)
+    out: Tensor = _Normalise.apply(x, weight, bias, norm, False)
     return out
 
 
@@ -223,7 +224,7 @@ def plain_norm_swish(x: Tensor, norm: Norm) -> Tensor:
 def norm_swish(x: Tensor, norm: Norm) -> Tensor:
     """Batch norm and swish; kept for the backward pass is only what was normalised."""
     weight, bias = take(norm.weight, norm.bias)
-    out: Tensor = _NormSwish.apply(x, weight, bias, norm)
+    out: Tensor = _Normalise.apply(x, weight, bias, norm, True)
     return out
 
 
@@ -277,35 +278,22 @@ class Normed(NamedTuple):
         return dx.addcmul_(grad, scale), dweight, dbias
 
 
-class _NormSwish(torch.autograd.Function):
+class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, swish: bool) -> Tensor:
         out = torch.empty_like(x)
         ctx.save_for_backward(*Normed.run(x, weight, bias, norm, out))
-        ctx.norm = norm
-        return F.silu(out, inplace=True)
+        ctx.norm, ctx.swish = norm, swish
+        return F.silu(out, inplace=True) if swish else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         normed = Normed(*ctx.saved_tensors)
-        y = normed.again()
-        torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y)
-        return *normed.backward(y, ctx.norm), None
-
-
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm) -> Tensor:
-        out = torch.empty_like(x)
-        ctx.save_for_backward(*Normed.run(x, weight, bias, norm, out))
-        ctx.norm = norm
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *Normed(*ctx.saved_tensors).backward(grad, ctx.norm), None
+        if ctx.swish:
+            y = normed.again()
+            grad = torch.ops.aten.silu_backward.grad_input(grad, y, grad_input=y)
+        return *normed.backward(grad, ctx.norm), None, None
 
 
 # --- a convolution and its norm as one, in evaluation ---

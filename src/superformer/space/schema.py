@@ -60,7 +60,8 @@ class Schema:
     ``weights`` that say so. ``words`` are the choices that are words, not sizes, with those that are possible;
     ``kinds`` what an option may be (of bool, int, float, str) where its default does not tell. ``widths`` are the
     choices that count channels, which uniform scaling (`superformer.cost.scaling`) moves, each in steps of a number or
-    of the option of that name; ``opens``: the layers of a stage before its blocks that count as blocks of its depth."""
+    of the option of that name; ``rising``: those of a stage that are never smaller than in the stage before;
+    ``opens``: the layers of a stage before its blocks that count as blocks of its depth."""
 
     family: str
     choices: frozenset[str]
@@ -74,6 +75,7 @@ class Schema:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kinds: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
     widths: Mapping[str, int | str] = field(default_factory=lambda: {"width": 1, "attn": 1, "mlp": 1})
+    rising: frozenset[str] = frozenset()
     opens: int = 0
 
     def normal_options(self, options: Mapping[str, Any]) -> Values:

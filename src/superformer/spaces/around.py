@@ -51,11 +51,15 @@ def around(
 def _space(arch: Arch, speed_up: float, order: Sequence[Sequence[int]], sizes: Sequence[int]) -> Space:
     schema, down = family(arch.family).schema, 1 / math.sqrt(speed_up)
     tokens = math.sqrt(down)
-    top: dict[str, Spec] = {k: _widths(schema.widths, k, v, tokens) for k, v in arch.choices.items()}
+    units = {k: int(u if isinstance(u, int) else schema.option(arch.options, u)) for k, u in schema.widths.items()}
+    top: dict[str, Spec] = {k: _widths(units, k, v, tokens) for k, v in arch.choices.items()}
     stages = []
     for i, stage in enumerate(arch.stages):
-        choices = {k: _widths(schema.widths, k, v, tokens) for k, v in stage.choices.items()}
-        blocks = [_block(schema.widths, values, down) for values in stage.blocks]
+        choices = {k: _widths(units, k, v, tokens) for k, v in stage.choices.items()}
+        if i:
+            before = arch.stages[i - 1].choices
+            choices |= {k: _no_less(choices[k], before.int(k)) for k in schema.rising & choices.keys()}
+        blocks = [_block(units, values, down) for values in stage.blocks]
         most = len(stage.blocks)
         least = max(math.floor((most + schema.opens) * down) - schema.opens, 0 if schema.opens else 1)
         depths = range(least, most + 1)
@@ -73,7 +77,7 @@ def input_sizes(arch: Arch, down: float) -> list[int]:
     return [*range(arch.resolution, least - 1, -step)][::-1]
 
 
-def _block(known: Mapping[str, int | str], values: Values, down: float) -> dict[str, Spec]:
+def _block(units: Mapping[str, int], values: Values, down: float) -> dict[str, Spec]:
     """The choices of a block: heads go with their channels, all else by itself."""
     out: dict[str, Spec] = {}
     heads = values.get("heads")
@@ -83,16 +87,22 @@ def _block(known: Mapping[str, int | str], values: Values, down: float) -> dict[
         elif name == "attn" and isinstance(heads, int) and isinstance(value, int):
             out[name] = Times(value // heads, "heads")
         else:
-            out[name] = _widths(known, name, value, down)
+            out[name] = _widths(units, name, value, down)
     return out
 
 
-def _widths(known: Mapping[str, int | str], name: str, value: Value, down: float) -> Choice:
-    """The values of a width, in equal steps that are multiples of 32, 16 or 8 where the width is; of anything else its
-    own value."""
-    if name not in known or not isinstance(value, int):
+def _no_less(choice: Choice, least: int) -> Choice:
+    """The sizes of a choice that are at least this; all of them, if none is."""
+    return Choice(tuple(v for v in choice.values if not isinstance(v, int) or v >= least) or choice.values)
+
+
+def _widths(units: Mapping[str, int], name: str, value: Value, down: float) -> Choice:
+    """The values of a width, in equal steps that are multiples of 32, 16 or 8 where the width is, and of the family's
+    ``units``; of anything else its own value."""
+    if name not in units or not isinstance(value, int):
         return Choice((value,))
-    step = next((s for s in (64, 32, 16, 8, 4, 2) if value % s == 0 and value / s >= 8), 1)
+    unit = math.gcd(units[name], value)
+    step = next((s for s in (64, 32, 16, 8, 4, 2) if not (value % s or s % unit) and value / s >= 8), unit)
     while (value - value * down) / step > STEPS - 1:
         step *= 2
     least = max(step, math.ceil(value * down))
