@@ -6,6 +6,7 @@ import pytest
 import timm
 
 import superformer as sf
+from superformer.recipes import resolve, space_of
 from superformer.search import Problem, method
 from superformer.spaces import arch as published
 
@@ -36,6 +37,16 @@ def test_of_every_published_network(speed_up: float) -> None:
         assert space.largest() == arch, name
         small, large = sf.cost(space, [space.smallest(), arch]).macs
         assert large / small > speed_up, name
+
+
+def test_few_sizes_leave_no_gap() -> None:
+    """A ResNet for pictures of 32 pixels may see 16 instead, at a quarter of the cost, and nothing between."""
+    arch = space_of(resolve("vitas-resnet50-laptop")).largest()
+    space = sf.space_around(arch, speed_up=2)
+    assert list(space.widths("resolution")) == [16, 32]
+    whole = int(sf.cost(space, [arch], num_classes=10).macs[0])
+    for share in (0.25, 0.4, 0.5, 0.6, 0.75, 0.9):
+        assert space.sample(3, seed=0, macs=(0.9 * share * whole, share * whole), num_classes=10)
 
 
 def test_sizes_that_are_asked_for() -> None:

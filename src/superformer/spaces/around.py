@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from superformer.errors import SpaceError, SuperformerError
 from superformer.space.arch import Arch, Value, Values
+from superformer.space.costs import cost
 from superformer.space.schema import family
 from superformer.space.space import Space, point
 from superformer.space.stage import Choice, Spec, Stage, Times
@@ -22,6 +23,8 @@ STEPS, MOST_SIZES = 8, 6
 """The most values of a width, and of the size of pictures."""
 FURTHER = 1.5
 """Than the speed-up: a front needs room below its winner."""
+MOST_FURTHER = 8.0
+"""The same of depth and widths, where sizes of pictures are far apart."""
 LEAST_SPEED_UP, MOST_SPEED_UP = 1.05, 100.0
 
 
@@ -42,10 +45,25 @@ def around(
         sizes = input_sizes(arch, 1 / (FURTHER * speed_up))
         while len(sizes) > 1:
             with suppress(SpaceError):  # windows larger than a map, tables of positions that fit one input size only
-                return _space(arch, speed_up, order, sizes)
+                return _without_gaps(arch, speed_up, order, sizes)
             sizes = sizes[1:]
         speed_up = FURTHER * speed_up
     return _space(arch, speed_up, order, sorted({*sizes, arch.resolution}))
+
+
+def _without_gaps(arch: Arch, speed_up: float, order: Sequence[Sequence[int]], sizes: Sequence[int]) -> Space:
+    """Where there are few sizes of pictures, depth and widths go so far down that the smallest network for one size
+    costs no more than the largest for the next, or than what a front needs: else none would cost what lies between."""
+    further = speed_up
+    while True:
+        space = _space(arch, further, order, sizes)
+        each = [space.narrow(resolution=size) for size in sizes]
+        smallest = cost(space, [s.smallest() for s in each], 1).macs
+        largest = cost(space, [s.largest() for s in each], 1).macs
+        enough = largest[:-1].clip(largest[-1] / (FURTHER * speed_up))
+        if (smallest[1:] <= enough).all() or further >= MOST_FURTHER * speed_up:
+            return space
+        further *= FURTHER
 
 
 def _space(arch: Arch, speed_up: float, order: Sequence[Sequence[int]], sizes: Sequence[int]) -> Space:
