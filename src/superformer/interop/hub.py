@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from textwrap import shorten
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
@@ -43,7 +44,7 @@ def fetching(what: str, instead: str) -> Iterator[None]:
     except SuperformerError:
         raise
     except Exception as error:  # what a download may raise is the affair of several libraries
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
             why = f"they are not on this machine, and {urlsplit(constants.ENDPOINT).hostname} cannot be reached"
         raise SuperformerError(f"{what} could not be loaded ({why}): {instead}") from error

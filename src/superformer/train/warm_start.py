@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import timm
@@ -132,7 +133,7 @@ def from_timm_settings(settings: Start, size: int | None = None) -> Network:
     except SuperformerError:
         raise
     except Exception as error:  # timm's own errors are of many kinds
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        what = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what})") from error
 
 
