@@ -10,7 +10,8 @@ same teacher, at the same latency. One JSON line for each network.
 A network of ``fit`` was trained in the supernet, with others, and by itself; a baseline gets the epochs of its own
 training and its share of the supernet's: all of them on all training pictures, in the same views.
 
-python benchmarks/fit.py RUN [--baselines even,smaller,pruned,scratch] [--below 0.6] [--epochs N]
+python benchmarks/fit.py RUN [--baselines even,smaller,pruned,scratch] [--below 0.6] [--above 0.4]
+                        [--epochs N]
 
 What was measured is kept in ``RUN/baselines.jsonl``, and not measured again.
 
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--baselines", default="even,smaller,pruned,scratch")
     parser.add_argument("--epochs", type=float, help="of each baseline; else those of retraining and a share of others")
     parser.add_argument("--below", type=float, default=1.0, help="baselines of networks below this share of the time")
+    parser.add_argument("--above", type=float, default=0.0, help="and above this one")
     given = parser.parse_args()
     run = Run.open(given.run)
     original = load_network(run.folder / "original" / "network").net.eval()
@@ -72,7 +74,7 @@ def main() -> None:
             kept("original", "", lambda tuner=tuner: (original, original, tuner))
         net = load_supernet(home.supernet_file).eval()
         share = kept("fit", home.folder.name, lambda net=net, tuner=tuner: (net, original, tuner))["latency"]
-        for name in given.baselines.split(",") if share < given.below else ():
+        for name in given.baselines.split(",") if given.above < share < given.below else ():
 
             def work(name: str = name, net: Network = net, share: float = share, tuner: Tuner = tuner) -> Measured:
                 make = {"even": even, "smaller": smaller, "pruned": pruned}
