@@ -53,7 +53,8 @@ class Steps(Protocol):
 @dataclass
 class Loop:
     """The steps of a run. ``batches`` of an epoch from a step on; ``check``: what is measured every so often, and how
-    it is told; ``advice``: what to change if steps fail; ``before``: done before an epoch."""
+    it is told; ``advice``: what to change if steps fail; ``before``: done before an epoch; ``main``: the figure of a
+    check that counts, none: their mean."""
 
     folder: Path
     trainer: Steps
@@ -66,6 +67,7 @@ class Loop:
     advice: str
     keeper: Timekeeper | None = None
     before: Callable[[int], None] = lambda done: None
+    main: str | None = None
 
     def go(self) -> None:
         trainer = self.trainer
@@ -77,7 +79,8 @@ class Loop:
         self.saved, self.pace = time.monotonic(), Pace()
         size = sum(t.nbytes for t in trainer.checkpoint(self.done).tensors.values())
         self.in_parts = self.world.size > 1 and size >= 1e9 * self.watch.parts_above
-        self.checked = self._known_checks()
+        self.checked: list[tuple[int, float]] = []
+        self._note_known_checks()
         try:
             with deferred_interrupts() as self.interrupt:
                 while self.done < self.steps:
@@ -190,15 +193,20 @@ class Loop:
         if self.metrics is None:
             return
         self.metrics.write("health", self.done, **found, skipped=self.trainer.guard.skipped)
-        self.checked.append((self.done, _mean(found)))
+        self._note_check(self.done, found)
         self.display.note(f"epoch {self.done / self.per_epoch:.4g}: {told}")
 
-    def _known_checks(self) -> list[tuple[int, float]]:
+    def _note_known_checks(self) -> None:
         """What checks found before this process, where that may end the training."""
         if self.watch.stop is None or not self.world.first:
-            return []
-        rows = [r for r in stored.read_lines(self.folder / stored.METRICS) if r.get("kind") == "health"]
-        return [(int(r["step"]), _mean(r)) for r in rows if r["step"] <= self.done]
+            return
+        for row in stored.read_lines(self.folder / stored.METRICS):
+            if row.get("kind") == "health" and row["step"] <= self.done:
+                self._note_check(int(row["step"]), row)
+
+    def _note_check(self, step: int, found: Mapping[str, Any]) -> None:
+        if (worth := _worth(found, self.main)) is not None:
+            self.checked.append((step, worth))
 
     def _stop_if_stale(self) -> None:
         """End where the checks have not become better for long; in all processes alike, and again if it is killed."""
@@ -224,11 +232,13 @@ class Loop:
         return late or due or self.done == self.steps
 
 
-def _mean(found: Mapping[str, Any]) -> float:
-    """Of what a check found, which is better the higher it is."""
-    scores = next((v for k, v in found.items() if k not in ("kind", "step", "skipped")), 0.0)
-    values = [float(v) for v in scores.values()] if isinstance(scores, Mapping) else [float(scores)]
-    return sum(values) / max(len(values), 1)
+def _worth(found: Mapping[str, Any], main: str | None) -> float | None:
+    """Of what a check found, which is better the higher it is: the figure of this name, or the mean of all. None where
+    nothing could be measured, as COCO's figures of sizes that no object has."""
+    scores = next((v for k, v in found.items() if k not in ("kind", "step", "skipped")), None)
+    figures = scores if isinstance(scores, Mapping) else {"": scores}
+    values = [float(v) for k, v in figures.items() if v is not None and main in (None, k)]
+    return sum(values) / len(values) if values else None
 
 
 CHECKPOINTS = "checkpoints"

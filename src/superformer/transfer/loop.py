@@ -131,9 +131,8 @@ def _go(
         tell(f"{epochs} for {say_time(keeper.seconds)}, ends at about {say_end(keeper.seconds - watch.seconds)}")
     work, how = _Work(trainer, data), advice(settings.optimizer.lr, CLIP)
     check = work.check if len(data.choice) else None
-    Loop(
-        run.folder, trainer, settings.watch, settings.train.batch_size, work.batches, check, console, done, how, keeper
-    ).go()  # fmt: skip
+    given = settings.watch, settings.train.batch_size, work.batches, check
+    Loop(run.folder, trainer, *given, console, done, how, keeper, main=MAIN[settings.task]).go()
     if world.first:
         require_finite(trainer.best, CLIP)
         header = {"task": settings.task, "head": settings.head_used}
