@@ -16,6 +16,7 @@ from superformer import files
 from superformer.analysis.bench import bench
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
+from superformer.cost.runtimes import measuring_device
 from superformer.cost.scaling import origins, scaled
 from superformer.draw.evolution import draw
 from superformer.errors import InfeasibleError
@@ -24,6 +25,7 @@ from superformer.progress import chapter, teller
 from superformer.recipes import resolve
 from superformer.report import write
 from superformer.runs import Run, stored
+from superformer.runs.processes import device_here
 from superformer.runs.storage import load_supernet
 from superformer.search import search
 from superformer.search.space_evolution import evolve_space
@@ -76,7 +78,8 @@ def _limits(run: Run) -> dict[str, tuple[float, float]]:
         space, net = run.space(), load_supernet(run.supernet_file)
         macs = float(np.median(cost(space, space.sample_genes(500, seed=0), num_classes=net.num_classes).macs))
         ends = [net.extract(arch).eval() for arch in (space.smallest(), space.largest())]
-        timings = measure_in_turn(ends, run.input_size(), seconds=1.0)
+        device = measuring_device(None, device_here(), "eager")
+        timings = measure_in_turn(ends, run.input_size(), seconds=1.0, device=device)
         latency = float(np.mean([timing.median for timing in timings]))
         files.write_object(path, {"macs": [0, macs], "latency": [0, latency]})
     return {name: (float(low), float(high)) for name, (low, high) in stored.read(path).items()}

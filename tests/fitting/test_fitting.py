@@ -12,6 +12,7 @@ from rich.console import Console
 
 import superformer as sf
 from superformer import fitting
+from superformer.cost.latency import measure_in_turn
 from superformer.evaluation.evaluator import Evaluator, TrainedRun
 from superformer.fitting import Aim, aim, fit
 from superformer.fitting.aim import pick, room_below
@@ -70,6 +71,22 @@ def test_the_whole_way(fitted: tuple[Path, dict[str, Any]]) -> None:
     assert space.stages[0].ranked == Orders.load(folder / "orders.json").blocks[0]
     teacher = sf.Run.open(folder).recipe().loss.teachers
     assert teacher == (str(folder / "teacher"),)
+
+
+def test_times_are_of_the_device_that_the_search_measures_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit from times of the processor would say nothing about an accelerator's."""
+    seen = []
+
+    def measured(nets: Any, **how: Any) -> list[Any]:
+        seen.append(how["device"])
+        return measure_in_turn(nets, **how | {"device": "cpu"})
+
+    monkeypatch.setattr(aim, "measure_in_turn", measured)
+    monkeypatch.setattr(aim, "device_here", lambda: torch.device("cuda", 0))
+    net = sf.model(SPACE.smallest()).eval()
+    aim.times([net], "eager", 0.01)
+    aim.times([net], "onnx", 0.01)  # which runs on the processor
+    assert seen == ["cuda", "cpu"]
 
 
 def test_the_report_sets_them_beside_the_original(fitted: tuple[Path, dict[str, Any]]) -> None:
@@ -139,7 +156,7 @@ def test_killed_anywhere(network: Path, fitted: tuple[Path, dict[str, Any]], tmp
         (Evaluator, "scores", 2),
         (fitting, "pick", 1),
         (loop.Loop, "_tell", 3),  # while a network is trained by itself
-        (fitting, "measure_in_turn", 1),
+        (fitting, "times", 1),
     )
     for owner, name, calls in moments:
         with pytest.MonkeyPatch.context() as patch:

@@ -21,12 +21,12 @@ import torch
 from rich.console import Console
 
 from superformer import data, files
-from superformer.cost.latency import measure_in_turn
+from superformer.cost.runtimes import measuring_device
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.fitting.aim import Aim as Aim
-from superformer.fitting.aim import pick, room_below
+from superformer.fitting.aim import pick, room_below, times
 from superformer.fitting.minutes import ORIGINAL, SEARCH, Minutes
 from superformer.fitting.minutes import SUPERNET as SUPERNET_SHARE
 from superformer.fitting.source import Source
@@ -35,6 +35,7 @@ from superformer.progress import Tell, chapter, doing, quiet, take_begin, teller
 from superformer.recipes import Recipe, from_tree, merged
 from superformer.recipes.searching import Options
 from superformer.runs import SUPERNET, Run, stored
+from superformer.runs.processes import device_here
 from superformer.runs.storage import load_network, load_supernet
 from superformer.search import search
 from superformer.search.task import latency_table
@@ -171,7 +172,9 @@ def _orders(home: Path, original: Run, net: Network, console: Console) -> Orders
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(recipe.seed))
     cut = max(len(x) - BLOCKS, len(x) // 2)
     with doing(console, f"measuring what matters on {len(x)} training pictures") as now:
-        found = measure(net, [x[order[:cut]]], x[order[cut:]], recipe.seed, now)
+        here = device_here()
+        x, there = x.to(here), copy.deepcopy(net).to(here)
+        found = measure(there, [x[order[:cut]]], x[order[cut:]], recipe.seed, now)
     found.save(path)
     teller(console)(found.text())
     return found
@@ -191,7 +194,8 @@ def _limit(aim: Aim, home: Path, before: Mapping[str, float], tell: Tell) -> flo
     says of the original: what was measured before may have had another load on the machine."""
     if aim.cost == "macs" or aim.latency is not None:
         return aim.limit(before[aim.cost])
-    run, options = Run.open(home), Options(runtime=aim.runtime, device="cpu")
+    run, options = Run.open(home), Options(runtime=aim.runtime)
+    options = options.model_copy(update={"device": measuring_device(None, device_here(), aim.runtime)})
     space = run.space()
     table = latency_table(run, skeleton(space, len(run.facts()["classes"])), options, 1, tell)
     return float(table.latency(space, space.largest())[0]) / aim.speed_up
@@ -202,9 +206,9 @@ def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, 
     folders = [home / "retrained" / f"{r['key']}-{r['weights']}" for r in rows]
     alone = [(f / SUPERNET).exists() for f in folders]
     models = [load_supernet(f / SUPERNET) if a else load_network(f).net for f, a in zip(folders, alone, strict=True)]
-    times = measure_in_turn([net, *(m.eval() for m in models)], runtime=runtime, seconds=SECONDS)
+    seconds = times([net, *(m.eval() for m in models)], runtime, SECONDS)
     first = {**evaluate(original.folder, ["largest"], "test")[0], "key": net.space.smallest().key}
-    both = [{**row, "latency": time.median} for row, time in zip([first, *rows], times, strict=True)]
+    both = [{**row, "latency": s} for row, s in zip([first, *rows], seconds, strict=True)]
     table = [{name: row[name] for name in KEPT} for row in both]
     found = sorted(table[1:], key=lambda row: -row["latency"])
     return {"original": table[0], "found": found, "winner": rows[-1]["key"], "pictures": rows[-1]["pictures"]}

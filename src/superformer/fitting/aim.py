@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from superformer.cost import cost
 from superformer.cost.latency import measure_in_turn
+from superformer.cost.runtimes import measuring_device
 from superformer.errors import InfeasibleError, SuperformerError, nearest
 from superformer.families.network import Network
+from superformer.runs.processes import device_here
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
 from superformer.space.sampling import say_cost
@@ -78,11 +82,16 @@ def _say(name: str, value: float) -> str:
     return say_cost(name, value) + " MACs" * (name == "macs")
 
 
+def times(nets: Sequence[nn.Module], runtime: str, seconds: float) -> list[float]:
+    """Seconds for a picture on the device of this process, as the search that follows has them; in turn, so that all
+    see the same machine, however busy."""
+    device = measuring_device(None, device_here(), runtime)
+    return [timing.median for timing in measure_in_turn(nets, runtime=runtime, seconds=seconds, device=device)]
+
+
 def _costs(nets: Sequence[Network], runtime: str) -> list[dict[str, float]]:
-    """Of networks, timed in turn, so that all see the same machine, however busy."""
-    times = measure_in_turn(nets, runtime=runtime, seconds=SECONDS)
     macs = [float(cost(n.space, [n.space.smallest()], n.num_classes).macs[0]) for n in nets]
-    return [{"macs": m, "latency": t.median} for m, t in zip(macs, times, strict=True)]
+    return [{"macs": m, "latency": s} for m, s in zip(macs, times(nets, runtime, SECONDS), strict=True)]
 
 
 def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ def _products(place: Place, count: int) -> Tensor:
     if place.tensor.grad is None:
         return torch.zeros(count, dtype=torch.float64)
     product = (place.tensor.detach() * place.tensor.grad).transpose(0, place.dim)
-    return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).double().cpu()
+    return product.reshape(place.parts, count, place.width, -1).sum((0, 2, 3)).cpu().double()
 
 
 Blocks = list[list[int]]
