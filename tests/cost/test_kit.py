@@ -127,6 +127,19 @@ def test_the_script_runs_alone_goes_on_and_is_imported(kit_once: Path, trained: 
     assert whole["machine"] in table.machine
 
 
+def test_networks_of_several_sizes_see_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every run of a fit, whose space has several."""
+    monkeypatch.setattr(module, "as_onnx", lambda net, x, any_batch: stand_in(tuple(x.shape)))
+    block = {"heads": 2, "attn": sf.times(8, of="heads"), "mlp": 32}
+    arch = sf.Space("one", "vit", (sf.Stage(block, depth=2),), {"patch_size": 4, "width": 16}, 32).smallest()
+    space = sf.space_around(arch, 3)
+    Kit(space, 10, None, 6).write(tmp_path / "kit", lambda text: None)
+    sizes = {tuple(entry["input"]) for entry in json.loads((tmp_path / "kit" / "kit.json").read_text())["networks"]}
+    assert len(sizes) > 1
+    done = run_script(tmp_path / "kit", "--rounds", "1", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_script_refuses_a_damaged_kit_and_holds_one_network(kit_once: Path, tmp_path: Path) -> None:
     kit = shutil.copytree(kit_once, tmp_path / "kit")
     held = run_script(kit, "--hold", "03", "--seconds", "0.05")

@@ -86,7 +86,6 @@ class Kit:
             files.write_object(folder / KIT, {**about, "networks": []})
         archs, names = self.archs, self.names
         macs, entries = cost(self.space, archs, self.num_classes, self.img_size).macs, []
-        shape: tuple[int, ...] = ()
         for k, (arch, name) in enumerate(zip(archs, names, strict=True)):
             file, net = folder / "networks" / f"{name}.onnx", model(arch, self.num_classes)
             x = pictures(net, self.img_size, 2, torch.device("cpu"))
@@ -95,14 +94,14 @@ class Kit:
                     program = as_onnx(net, x, any_batch=True)
                 files.write_by(file, lambda partial, p=program: p.save(partial))  # type: ignore[misc]
                 tell(f"{k + 1} of {len(names)}: {file.name}")
-            digest, shape = files.digest(file.read_bytes()), tuple(x.shape[1:])
-            entries.append({"name": name, "digest": digest, "macs": int(macs[k])})
+            digest = files.digest(file.read_bytes())
+            entries.append({"name": name, "digest": digest, "macs": int(macs[k]), "input": list(x.shape[1:])})
         script = resources.files("superformer") / "cost" / "measure_kit.py"
         files.write(folder / SCRIPT, script.read_text("utf-8"))
         files.write(folder / TEMPLATE, "network,value\n" + "".join(f"{name},\n" for name in names))
         size = sum(f.stat().st_size for f in (folder / "networks").glob("*.onnx"))
         files.write(folder / README, _readme(self, size))
-        files.write_object(folder / KIT, {**about, "input": list(shape), "networks": entries})  # the last: it is whole
+        files.write_object(folder / KIT, {**about, "networks": entries})  # the last: it is whole
         tell(f"{len(names)} networks, {size / 1e6:.1f} MB")
 
     def table(self, values: Sequence[float], *here: Any, **more: Any) -> LatencyTable:

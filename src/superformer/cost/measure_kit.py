@@ -121,15 +121,15 @@ def device() -> str:
 class Network:
     """One that is ready to run."""
 
-    def __init__(self, kit: dict[str, Any], name: str, asked: argparse.Namespace):
+    def __init__(self, entry: dict[str, Any], asked: argparse.Namespace):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = asked.threads, 1
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_free_dimension_override_by_name("batch", asked.batch)
         options.log_severity_level = 3
-        file = str(HERE / "networks" / (name + ".onnx"))
+        file = str(HERE / "networks" / (entry["name"] + ".onnx"))
         self.session = onnxruntime.InferenceSession(file, options, providers=[asked.provider])
-        shape = [asked.batch] + list(kit["input"])
+        shape = [asked.batch] + list(entry["input"])
         pictures = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         self.feed = {self.session.get_inputs()[0].name: pictures}
 
@@ -158,7 +158,7 @@ def forecast(kit: dict[str, Any], asked: argparse.Namespace) -> float:
     seconds = []
     for entry in (ends[0], ends[-1]):
         begin = time.perf_counter()
-        network = Network(kit, entry["name"], asked)
+        network = Network(entry, asked)
         network.run()
         ready, run = time.perf_counter() - begin, network.run()
         seconds.append(ready + (WARM_UP - 1) * run + max(asked.repeats * run, LEAST_SECONDS))
@@ -182,7 +182,8 @@ def tell(text: str, passing: bool = False) -> None:
 def measure(kit: dict[str, Any], asked: argparse.Namespace) -> None:
     """Every network has its turn in every round, each round in another order: what a device does meanwhile (heat, other
     work) meets all of them."""
-    out, names = Path(asked.out), [entry["name"] for entry in kit["networks"]]
+    out, entries = Path(asked.out), {entry["name"]: entry for entry in kit["networks"]}
+    names = list(entries)
     how = {name: getattr(asked, name) for name in ("threads", "batch", "rounds", "repeats", "provider")}
     how.update({"kit": kit["fingerprint"], "machine": device(), "onnxruntime": onnxruntime.__version__})
     how.update({"numpy": np.__version__, "python": platform.python_version()})
@@ -209,7 +210,7 @@ def measure(kit: dict[str, Any], asked: argparse.Namespace) -> None:
             own = rounds.setdefault(name, [])
             if len(own) > number:
                 continue
-            own.append(Network(kit, name, asked).turn(asked.repeats))
+            own.append(Network(entries[name], asked).turn(asked.repeats))
             done += 1
             found["finished"] = done == whole
             write(out, found)
@@ -221,11 +222,11 @@ def measure(kit: dict[str, Any], asked: argparse.Namespace) -> None:
 
 def hold(kit: dict[str, Any], asked: argparse.Namespace) -> None:
     """One network again and again, for what a meter shows: energy, heat."""
-    names = [entry["name"] for entry in kit["networks"]]
-    chosen = [name for name in names if name.startswith(asked.hold)]
+    entries = {entry["name"]: entry for entry in kit["networks"]}
+    chosen = [name for name in entries if name.startswith(asked.hold)]
     if len(chosen) != 1:
-        sys.exit(f"measure.py: --hold {asked.hold}: the networks are {', '.join(names)}")
-    network, begin, runs = Network(kit, chosen[0], asked), time.perf_counter(), 0
+        sys.exit(f"measure.py: --hold {asked.hold}: the networks are {', '.join(entries)}")
+    network, begin, runs = Network(entries[chosen[0]], asked), time.perf_counter(), 0
     tell(f"{chosen[0]}, for {said(asked.seconds)}")
     while time.perf_counter() - begin < asked.seconds:
         network.run()
