@@ -6,13 +6,23 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.examples import SIZE, coco_folder, coco_part, mask_folder, mask_part, questions_folder, write_json
+from helpers.examples import (
+    SIZE,
+    coco_folder,
+    coco_part,
+    mask_folder,
+    mask_part,
+    questions_folder,
+    questions_part,
+    write_json,
+)
 from PIL import Image
 from pycocotools import mask
 
 from superformer.errors import SuperformerError
 from superformer.transfer.examples import ExampleSettings, load
 from superformer.transfer.examples.coco import run_lengths
+from superformer.transfer.examples.questions import normalised
 from superformer.transfer.examples.vocabulary import Vocabulary, of_questions
 
 PLAIN = ExampleSettings(size=SIZE[0], workers=1, texts=2)
@@ -208,6 +218,43 @@ def test_an_ignored_value_with_a_name_is_no_class(tmp_path):
     assert load("segment", str(tmp_path), PLAIN).classes == tuple("abcdefghi")
 
 
+def written_masks(root, change):
+    for path in root.glob("*/masks/*.png"):
+        change(np.asarray(Image.open(path))).save(path)
+
+
+def test_grey_masks_may_have_transparency(tmp_path):
+    mask_folder(tmp_path)
+    truth = load("segment", str(tmp_path), PLAIN).test.truth(0)
+    written_masks(tmp_path, lambda m: Image.fromarray(np.stack([m, np.full_like(m, 200)], -1), "LA"))
+    assert (load("segment", str(tmp_path), PLAIN).test.truth(0) == truth).all()
+
+
+def test_masks_in_colours_are_told_also_without_names(tmp_path):
+    mask_folder(tmp_path, names=False)
+    written_masks(tmp_path, lambda m: Image.fromarray(np.stack([m, m + 1, m], -1)))
+    with pytest.raises(SuperformerError, match=r"no pictures of numbers: 12 of 12.*in colours"):
+        load("segment", str(tmp_path), PLAIN)
+
+
+def test_values_may_be_named_by_number(tmp_path):
+    mask_folder(tmp_path, names=False)
+    written_masks(tmp_path, lambda m: Image.fromarray(np.where(m > 0, 255, 0).astype(np.uint8)))
+    with pytest.raises(
+        SuperformerError, match=r'if 255 is a class.*\{"class_names": \{"0": "nothing", "255": "thing"\}\}'
+    ):
+        load("segment", str(tmp_path), PLAIN)
+    for content in (
+        {"class_names": {"0": "nothing", "255": "thing"}},
+        {"0": "nothing", "255": "thing"},
+        {"id2label": {"0": "nothing", "255": "thing"}, "ignore_index": None},
+    ):
+        write_json(tmp_path / "classes.json", content)
+        data = load("segment", str(tmp_path), PLAIN)
+        assert data.classes == ("nothing", "thing")
+        assert set(data.test.truth(0).ravel().tolist()) == {0, 1}
+
+
 def test_images_and_masks_above_the_parts(tmp_path):
     mask_part(tmp_path / "x", 6)
     for kind, name in (("images", "images"), ("masks", "annotations")):
@@ -320,9 +367,56 @@ def test_answers_of_ten_people(tmp_path):
         (tmp_path / f"questions_{part}.json").unlink(missing_ok=True)
     (tmp_path / "questions_test.json").unlink()
     data = load("vqa", str(tmp_path), ExampleSettings(size=8, choice=0))
-    assert data.classes == ("no", "two")
-    assert data.test.example(1).target["credit"].tolist() == [0, 1]
-    assert dict(data.test.questions[1].credit) == pytest.approx({"two": 1, "2": 0.6, "three": 0.3})
+    assert data.classes == ("2", "no")  # as VQA compares them
+    assert data.test.example(1).target["credit"].tolist() == [1, 0]
+    assert dict(data.test.questions[1].credit) == pytest.approx({"2": 1, "3": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("said", "compared"),
+    [("The dogs.", "dogs"), ("a", "a"), ("1,000", "1000"), ("3.5", "3.5"), ("yes!", "yes"), ("up/down", "up down")],
+)
+def test_answers_are_compared_as_vqa_compares_them(said, compared):
+    assert normalised(said) == compared
+
+
+def test_answers_of_several_people_as_texts(tmp_path):
+    def told(answers):
+        questions_folder(tmp_path)
+        for part in ("train", "test"):
+            listed = [q | {"answers": answers(k)} for k, q in enumerate(questions_part(tmp_path, part, 6))]
+            listed = [{k: v for k, v in q.items() if k != "answer"} for q in listed]
+            write_json(tmp_path / f"questions_{part}.json", {"questions": listed})
+        return quietly("vqa", tmp_path).test.questions[0].credit
+
+    votes = told(lambda k: ["blue", *["red"] * 9] if k % 2 == 0 else ["Yes"] * 10)
+    assert dict(votes) == pytest.approx({"red": 1.0, "blue": 0.3})
+    assert told(lambda k: ["The red"] if k % 2 else ["blue"]) == (("blue", 1.0),)  # one each: no votes
+
+
+def test_an_answer_may_be_a_list(tmp_path):
+    questions_folder(tmp_path)
+    for part in ("train", "test"):
+        edited(
+            tmp_path / f"questions_{part}.json",
+            lambda c: [q.update(answer=[q["answer"]]) for q in c["questions"] if "answer" in q] and None,
+        )
+    assert "questions without an answer" not in quietly("vqa", tmp_path).skipped
+
+
+@pytest.mark.parametrize("task", ["detect", "segment", "vqa"])
+def test_test_pictures_have_a_fingerprint_of_their_own(tmp_path, task):
+    make = {"detect": coco_folder, "segment": mask_folder, "vqa": questions_folder}[task]
+    make(tmp_path / "a")
+    before = load(task, str(tmp_path / "a"), PLAIN)
+    {
+        "detect": lambda: coco_part(tmp_path / "a", "test", 7, seed=2),
+        "segment": lambda: mask_part(tmp_path / "a" / "val", 6, seed=2),
+        "vqa": lambda: questions_part(tmp_path / "a", "test", 7, seed=2),
+    }[task]()
+    after = load(task, str(tmp_path / "a"), PLAIN)
+    assert before.fingerprint == after.fingerprint
+    assert before.tested != after.tested
 
 
 def test_questions_without_answers_and_rare_ones(tmp_path):

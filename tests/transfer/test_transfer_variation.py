@@ -39,6 +39,12 @@ def test_sizes_that_networks_get(stored, size, longest, given):
     assert Variation(ExampleSettings(size=size, longest=longest)).given(stored) == given
 
 
+def test_odd_shapes_and_sizes_that_contradict():
+    assert max(Variation(ExampleSettings(size=192).of("detect")).given((1, 400))) == 8 * 192
+    with pytest.raises(ValueError, match=r"data\.longest=256 is less than data\.size=384.*data\.crop"):
+        ExampleSettings(size=384, longest=256)
+
+
 def test_squares():
     assert Variation(ExampleSettings(size=384), square=True).given((480, 640)) == (384, 384)
 
@@ -47,7 +53,7 @@ def test_usual_sizes_of_a_task():
     usual = ExampleSettings().of("detect")
     assert (usual.size, usual.longest, usual.flip) == (800, 1333, 0.5)
     own = ExampleSettings(size=128, flip=0.2).of("instance")
-    assert (own.size, own.longest, own.flip) == (128, None, 0.2)
+    assert (own.size, own.longest, own.flip) == (128, 1024, 0.2)
     assert ExampleSettings().of("vqa").flip == 0
 
 

@@ -74,13 +74,14 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class TaskData:
-    """Training pictures, those carved from them to choose a model by, test pictures. ``skipped``: why and how many
-    examples were left out."""
+    """Training pictures, those carved from them to choose a model by, test pictures. ``fingerprint``: of what is
+    trained on, ``tested``: of what is tested on. ``skipped``: why and how many examples were left out."""
 
     train: Split
     choice: Split
     test: Split
     classes: tuple[str, ...]
     fingerprint: str
+    tested: str
     skipped: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)

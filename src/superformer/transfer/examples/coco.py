@@ -162,10 +162,10 @@ def load(spec: str, settings: ExampleSettings, masks: bool) -> TaskData:
     known, classes, ids, mark = _read(first.file, settings, masks, skipped)
     if second is None:
         rest, out = held_out(len(known))
-        test = known.take(out.tolist())
+        test, tested = known.take(out.tolist()), mark
         known = known.take(rest.tolist())
     else:
-        test, others, other_ids, _ = _read(second.file, settings, masks, skipped)
+        test, others, other_ids, tested = _read(second.file, settings, masks, skipped)
         if (others, other_ids) != (classes, ids):
             raise SuperformerError(
                 f"{second.file} has other categories than {first.file}: {_difference(classes, others)}"
@@ -177,7 +177,7 @@ def load(spec: str, settings: ExampleSettings, masks: bool) -> TaskData:
         skipped["training pictures without objects"] += lonely
     if not len(train):
         raise SuperformerError(f"{first.file} has no object to learn: annotate some, or give another file")
-    return TaskData(train, choice, test, classes, mark, dict(skipped), {"categories": ids})
+    return TaskData(train, choice, test, classes, mark, tested, dict(skipped), {"categories": ids})
 
 
 def _check_installed() -> None:

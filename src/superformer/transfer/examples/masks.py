@@ -3,8 +3,9 @@
 ``train/images/`` and ``train/masks/`` (or ``images/train/`` and ``masks/train/``; ``annotations`` and ``labels`` are
 other names of ``masks``), and the same for the test part. A mask is a grey or palette picture that holds the number of
 a class in each pixel. ``classes.json`` beside the parts names them: ``{"class_names": [...], "ignore_index": 11}``;
-an ignored value may have a name, which is then no class. Without it, the numbers that the training masks hold are
-the classes (255 is ignored)."""
+an ignored value may have a name, which is then no class; null: none is ignored. Values that are not 0, 1, 2, ... are
+named by ``{"class_names": {"0": "nothing", "255": "thing"}}``. Without the file, the numbers that the training masks
+hold are the classes (255 is ignored)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -106,8 +106,9 @@ def read_mask(masks: Files, k: int) -> npt.NDArray[np.uint16]:
     """The values of a mask, (height, width)."""
     with open_picture(masks.encoded(k)) as picture:
         values = np.asarray(picture)
-    if values.ndim == 3 and (values[..., :3] == values[..., :1]).all():
-        values = values[..., 0]  # grey, stored as colours
+    if values.ndim == 3:
+        colours = values[..., : values.shape[-1] - (values.shape[-1] in (2, 4))]  # without transparency
+        values = values[..., 0] if (colours == colours[..., :1]).all() else values  # grey, stored as colours
     if values.ndim != 2 or values.dtype.kind not in "bui" or (values.size and int(values.max()) >= VALUES):
         raise SuperformerError(
             f"{masks.name(k)} is a picture in colours; a mask holds the number of a class in each pixel"
@@ -144,7 +145,10 @@ def load(spec: str, settings: ExampleSettings) -> TaskData:
     first, second = parts(spec, look, FORMS)
     classes = _named(first, settings)
     pictures, masks, known_sizes = _paired(first, settings, skipped)
-    held, classes = _values(first, masks, classes, settings)
+    held = _values(masks, classes is None, settings, skipped)
+    if classes is None:
+        values = sorted({int(v) for own in held.values() if own is not None for v in own})
+        classes = _numbered({v: str(v) for v in values}, {IGNORED, *settings.ignore}, str(first.masks))
     known = Segments(pictures, masks, known_sizes, classes, Variation(settings))
     known = _sound(known, held, skipped)
     if second is None:
@@ -152,11 +156,14 @@ def load(spec: str, settings: ExampleSettings) -> TaskData:
         known, test = known.take(rest.tolist()), known.take(out.tolist())
     else:
         test = Segments(*_paired(second, settings, skipped), classes, Variation(settings))
-        test = _sound(test, _values(second, test.masks, classes, settings)[0], skipped)
-    mark = digest([known.pictures.digest().encode(), known.masks.digest().encode(), str(classes.names).encode()])
+        test = _sound(test, _values(test.masks, False, settings, skipped), skipped)
+    mark, tested = (
+        digest([s.pictures.digest().encode(), s.masks.digest().encode(), str(classes.names).encode()])
+        for s in (known, test)
+    )
     rest, out = carve(len(known), settings.choice, "choice")
     train, choice = known.take(rest.tolist()), known.take(out.tolist())
-    return TaskData(train, choice, test, classes.names, mark, dict(skipped), {"ignored": IGNORED})
+    return TaskData(train, choice, test, classes.names, mark, tested, dict(skipped), {"ignored": IGNORED})
 
 
 def _named(found: Found, settings: ExampleSettings) -> Classes | None:
@@ -165,23 +172,33 @@ def _named(found: Found, settings: ExampleSettings) -> Classes | None:
     if file is None:
         return None
     content = read_json(file)
-    names = content.get("class_names", content.get("classes")) if isinstance(content, dict) else content
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+    known = content if isinstance(content, dict) else {"class_names": content}
+    names = next((known[key] for key in ("class_names", "classes", "id2label") if key in known), content)
+    numbered = isinstance(names, dict) and all(str(k).isdecimal() and int(k) < VALUES for k in names)
+    listed = list(names.values()) if numbered else names
+    if not isinstance(listed, list) or not all(isinstance(n, str) for n in listed) or len(set(listed)) < len(listed):
         form = '{"class_names": ["sky", "road", ...], "ignore_index": 255}'
         raise SuperformerError(f"{file} needs a list of different names, not {shown(names)}: write {form}")
-    ignored = content.get("ignore_index", IGNORED) if isinstance(content, dict) else IGNORED
-    values = [ignored] if isinstance(ignored, int) else ignored
-    if not isinstance(values, list) or not all(isinstance(v, int) and 0 <= v < VALUES for v in values):
-        raise SuperformerError(f"{file}: ignore_index is {shown(ignored)}; it must be a number from 0 to {VALUES - 1}")
-    return _numbered(dict(enumerate(names)), {*values, *settings.ignore}, str(file))
+    of_value = {int(k): n for k, n in names.items()} if numbered else dict(enumerate(listed))
+    usual: list[int] | int = [] if numbered and IGNORED in of_value else IGNORED
+    ignored = known.get("ignore_index", usual)
+    values = [] if ignored is None else ignored if isinstance(ignored, list) else [ignored]
+    if not all(isinstance(v, int) and 0 <= v < VALUES for v in values):
+        told = f"{file}: ignore_index is {shown(ignored)}"
+        raise SuperformerError(f"{told}; it must be a number from 0 to {VALUES - 1}, or null for none")
+    return _numbered(of_value, {*values, *settings.ignore}, str(file))
 
 
 def _numbered(names: dict[int, str], ignored: set[int], where: str) -> Classes:
     """Classes from 0 on in the order of their values, without those that are ignored."""
     kept = [v for v in sorted(names) if v not in ignored]
     if not 2 <= len(kept) <= IGNORED:
-        given = f"{where} has {len(kept)} classes beside what is ignored"
-        raise SuperformerError(f"{given}: two or more are needed, and at most {IGNORED}")
+        given = f"{where} has {len(kept)} classes beside what is ignored ({', '.join(map(str, sorted(ignored)[:5]))})"
+        how = f"two or more are needed, and at most {IGNORED}"
+        if IGNORED in names and len(kept) == 1:
+            form = f'{{"class_names": {{"{kept[0]}": "nothing", "{IGNORED}": "thing"}}}}'
+            how = f"if {IGNORED} is a class, say so in classes.json beside the folders: {form}"
+        raise SuperformerError(f"{given}: {how}")
     of_value = np.full(VALUES, UNKNOWN, dtype=np.int64)
     of_value[kept] = np.arange(len(kept))
     of_value[sorted(ignored)] = IGNORED
@@ -219,13 +236,10 @@ def _paired(
     return files, drawn, tuple(kept.values())
 
 
-def _values(
-    found: Found, masks: Files, classes: Classes | None, settings: ExampleSettings
-) -> tuple[dict[int, Ints | str], Classes]:
-    """The values that masks hold, or why one cannot be read, by number; and the classes, from all values if no file
-    names them."""
+def _values(masks: Files, every: bool, settings: ExampleSettings, skipped: Counter[str]) -> dict[int, Ints | None]:
+    """The values that masks hold, by number: of ``every`` one, or of some. None: it cannot be read, and is left out."""
     looked = range(len(masks))
-    if classes is not None and len(masks) > CHECKED:
+    if not every and len(masks) > CHECKED:
         looked = range(0, len(masks), -(-len(masks) // CHECKED))
 
     def attempt(k: int) -> Ints | str:
@@ -236,22 +250,18 @@ def _values(
 
     with ThreadPoolExecutor(max(settings.workers, 1)) as pool:
         held = dict(zip(looked, pool.map(attempt, looked), strict=True))
-    if classes is None:
-        values = sorted({int(v) for own in held.values() if not isinstance(own, str) for v in own})
-        classes = _numbered({v: str(v) for v in values}, {IGNORED, *settings.ignore}, str(found.masks))
-    return held, classes
+    unread = [own for own in held.values() if isinstance(own, str)]
+    leave_out("masks that are no pictures of numbers", unread, len(masks), skipped)
+    return {k: None if isinstance(own, str) else own for k, own in held.items()}
 
 
-def _sound(split: Segments, held: dict[int, Ints | str], skipped: Counter[str]) -> Segments:
+def _sound(split: Segments, held: dict[int, Ints | None], skipped: Counter[str]) -> Segments:
     """The pictures whose masks can be read and hold nothing but classes and ignored values."""
-    wrong: dict[str, Any] = {"masks that are no pictures of numbers": {}, "masks with values of no class": {}}
-    unread, strange = wrong.values()
+    strange: dict[int, str] = {}
     for k, own in held.items():
-        if isinstance(own, str):
-            unread[k] = own
-        elif (values := own[split.classes.of_value[own] == UNKNOWN]).size:
+        if own is not None and (values := own[split.classes.of_value[own] == UNKNOWN]).size:
             known = ", ".join(split.classes.names[:8]) + (", ..." if len(split.classes.names) > 8 else "")
             strange[k] = f"{split.masks.name(k)} with {values[:5].tolist()} (classes are {known})"
-    for what, those in wrong.items():
-        leave_out(what, list(those.values()), len(split), skipped)
-    return split.take([k for k in range(len(split)) if k not in unread and k not in strange])
+    leave_out("masks with values of no class", list(strange.values()), len(split), skipped)
+    gone = {*strange, *(k for k, own in held.items() if own is None)}
+    return split.take([k for k in range(len(split)) if k not in gone])

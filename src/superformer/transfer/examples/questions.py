@@ -3,7 +3,8 @@
 A folder with ``questions_train.json`` (``{"questions": [{"image": "a.jpg", "question": "...", "answer": "..."}]}``, or
 the list alone) and pictures in ``train/images/``, ``train/`` or beside it, and the same for the test part. VQA 2.0 as
 published: ``..._questions.json`` (``image_id``, ``question_id``) and ``..._annotations.json`` with ten people's answers
-each; an answer is then worth what VQA's accuracy says (all, if four people gave it). Or a file ``NAME_train.npz``:
+each; an answer is then worth what VQA's accuracy says (all, if four people gave it). So are ``answers`` of several
+texts, where no question has an ``answer``. Or a file ``NAME_train.npz``:
 ``images`` (uint8, n x height x width x 3), ``questions``, ``question_image`` (the picture of each), ``answers``
 (texts, or numbers of ``answer_names``).
 
@@ -59,6 +60,11 @@ NONE = -1
 ATTEMPTS = 10
 """Draws of a question that is asked about other pictures only."""
 MOST_UNANSWERED = 0.5
+PUNCTUATION, ARTICLES = ';/[]"{}()=+\\_-><@`,?!', ("a", "an", "the")
+NUMBERS = {"none": "0"} | {w: str(n) for n, w in enumerate(
+    ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+)}  # fmt: skip
+"""VQA's, of its evaluation."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +195,12 @@ def load(spec: str, settings: ExampleSettings) -> TaskData:
     read = _read(first, skipped)
     known = _sound(read, settings, skipped)
     if second is None:
+        tested = _mark(read, known)
         known, test = _by_picture(known, held_out)
     else:
-        test = _sound(_read(second, skipped), settings, skipped)
+        other = _read(second, skipped)
+        test = _sound(other, settings, skipped)
+        tested = _mark(other, test)
     common = Counter(a for q in known.questions for a, _ in q.credit[:1])
     answers = tuple(sorted(common, key=lambda a: (-common[a], a))[: settings.answers])
     if len(answers) < 2:
@@ -206,8 +215,11 @@ def load(spec: str, settings: ExampleSettings) -> TaskData:
         skipped[f"training questions with none of the {len(answers)} answers"] += len(train) - len(learnable)
     strange = sum(test.answer(k) == NONE for k in range(len(test)))
     about = {"vocabulary": spoken.words, "unknown_test_answers": strange}
-    mark = digest([read.mark.encode(), str(sorted(known.sizes.items())).encode()])
-    return TaskData(train.take(learnable), choice, test, answers, mark, dict(skipped), about)
+    return TaskData(train.take(learnable), choice, test, answers, _mark(read, known), tested, dict(skipped), about)
+
+
+def _mark(read: Read, found: Questions) -> str:
+    return digest([read.mark.encode(), str(sorted(found.sizes.items())).encode()])
 
 
 def _by_picture(split: Questions, cut: Any) -> tuple[Questions, Questions]:
@@ -272,15 +284,24 @@ def _json(file: Path, skipped: Counter[str]) -> Read:
     wrong = [shown(q) for q in listed if not (isinstance(q, dict) and isinstance(q.get("question"), str))]
     wrong += [shown(q) for q in listed if isinstance(q, dict) and "question" in q and _picture_of(q) == ""]
     leave_out("entries without a question or a picture", wrong, len(listed), skipped)
+    sound = [_with_answers(q) for q in sound]
     others = _annotations(file) if not any("answer" in q or "answers" in q for q in sound) else {}
     sound = [q | others.get(q.get("question_id"), {}) for q in sound]
-    graded = any(isinstance(a, dict) for q in sound for a in _listed(q.get("answers")))
+    several = any(len(_listed(q.get("answers"))) > 1 for q in sound) and not any("answer" in q for q in sound)
+    graded = several or any(isinstance(a, dict) for q in sound for a in _listed(q.get("answers")))
     names = _files([_picture_of(q) for q in sound], file)
     store = where_pictures_are(sorted(set(names)), _folders(file), file)
     place = {name: k for k, name in enumerate(sorted(set(names)))}
     items = ((place[n], q["question"], _told(q, graded)) for n, q in zip(names, sound, strict=True))
     mark = digest([file.read_bytes(), str(sorted(others.items())).encode()])
     return Read(store, _answered(file, items, len(sound), graded, skipped), graded, mark)
+
+
+def _with_answers(question: dict[str, Any]) -> dict[str, Any]:
+    """A question whose ``answer`` is a list has ``answers``."""
+    if not isinstance(question.get("answer"), list):
+        return question
+    return {"answers": question["answer"], **{k: v for k, v in question.items() if k != "answer"}}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -297,9 +318,21 @@ def _told(question: Mapping[str, Any], graded: bool) -> list[str]:
     """The answers to a question: of many people, or the one."""
     answers = _listed(question.get("answers"))
     if graded:
-        return [str(a["answer"]) for a in answers if isinstance(a, dict) and a.get("answer") not in (None, "")]
+        said = (a.get("answer") if isinstance(a, dict) else a for a in answers or [question.get("answer")])
+        return [normalised(str(a)) for a in said if isinstance(a, str | int) and a != ""]
     one = question.get("answer", answers[0] if answers else None)
     return [str(one)] if isinstance(one, str | int) and str(one).strip() else []
+
+
+def normalised(answer: str) -> str:
+    """An answer as VQA's evaluation compares it: without punctuation and articles, numbers as digits. Its table of
+    contractions (dont is don't) is left out."""
+    text = answer.strip()
+    for sign in PUNCTUATION:
+        apart = f"{sign} " in answer or f" {sign}" in answer or re.search(r"\d,\d", answer)
+        text = text.replace(sign, "" if apart else " ")
+    words = [NUMBERS.get(w, w) for w in re.sub(r"(?<!\d)\.(?!\d)", "", text).lower().split()]
+    return " ".join(w for w in words if w not in ARTICLES) or answer
 
 
 def _answered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from superformer.settings import Channels, Deviations, Range, SettingsBase
 from superformer.transfer.task import TaskName
@@ -19,6 +19,8 @@ USUAL: dict[TaskName, dict[str, Any]] = {
     "vqa": {"size": 384, "flip": 0.0},
 }
 """What is meant where a setting says nothing: the papers' sizes; a flip would change what is left and right."""
+ODD = 8
+"""How many times as long as wide a picture must be to be limited: one of 1 x 400 pixels would become very large."""
 
 
 def _pair(value: Any) -> Any:
@@ -55,11 +57,17 @@ class ExampleSettings(SettingsBase):
     vocabulary: str | None = Field(None, description="vqa: a vocab.txt of BERT's word pieces; none: words of questions")
     workers: int = Field(2, ge=0, le=256, description="processes that prepare pictures")
 
-    def of(self, task: TaskName) -> Self:
-        """With the usual values of a task where none is given."""
-        usual = USUAL.get(task, {})
-        return self.model_copy(update={k: v for k, v in usual.items() if getattr(self, k) is None and self._open(k)})
+    @model_validator(mode="after")
+    def _longest_is_longer(self) -> Self:
+        if self.size is not None and self.longest is not None and self.longest < self.size:
+            told = f"data.longest={self.longest} is less than data.size={self.size}, and would limit it"
+            raise ValueError(f"{told}: change both (and data.crop)")
+        return self
 
-    def _open(self, name: str) -> bool:
-        """The usual longest side goes with the usual size only."""
-        return name != "longest" or self.size is None
+    def of(self, task: TaskName) -> Self:
+        """With the usual values of a task where none is given; the usual longest side goes with the usual size, and is
+        else so large that only odd shapes meet it."""
+        usual = USUAL.get(task, {})
+        if "longest" in usual and self.size is not None:
+            usual = usual | {"longest": ODD * self.size}
+        return self.model_copy(update={k: v for k, v in usual.items() if getattr(self, k) is None})
