@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from helpers.dense import network
+from helpers.shapes import shapes
 
 import superformer as sf
 from superformer.errors import SuperformerError
@@ -15,7 +16,8 @@ from superformer.spaces import arch as published
 from superformer.transfer import heads
 from superformer.transfer.backbone import Backbone
 from superformer.transfer.networks import backbone
-from superformer.transfer.plan import CLASSES, plan, skeleton
+from superformer.transfer.plan import CLASSES, plan, plan_as_asked, skeleton
+from superformer.transfer.source import Source
 
 # millions as printed; what our count leaves out or has besides (docs/transfer-parameters.md)
 TABLES = [
@@ -77,6 +79,48 @@ def test_a_plan_that_cannot_be_is_refused():
         plan("s3_tiny", "detecting")
     with pytest.raises(SuperformerError, match="retinanet"):
         plan(network("resnet"), "detect", "retina")
+
+
+@pytest.mark.parametrize(("head", "size"), [("semantic-fpn", (500, 500)), ("segformer", (65, 40))])
+def test_pictures_are_padded_as_the_model_pads_them(head, size):
+    found = plan(network("resnet"), "segment", head, size=size)
+    padded = plan(network("resnet"), "segment", head, size=tuple(-(-side // 32) * 32 for side in size))
+    assert found["macs"] == padded["macs"]
+    assert found["size"] == list(size)
+
+
+def test_a_plan_of_a_plain_transformer_whose_patches_do_not_fit():
+    assert plan(network("vit"), "segment", "dpt", size=(50, 70))["macs"] > 0
+
+
+def asked(backbone: str, *words: object, **more: object) -> dict:
+    return plan_as_asked(Source.of(backbone=backbone), *words, **more)
+
+
+def test_a_plan_takes_the_words_of_a_transfer():
+    lighter = asked("resnet50", None, "cascade-mask-rcnn", changes=["head.box_head=2fc"])
+    assert round(lighter["params"] / 1e6, 1) == 78.3  # docs/transfer-parameters.md
+    told = asked("s3_tiny", None, recipe="s3-upernet-160k")
+    assert (told["task"], told["head_name"], round(told["params"] / 1e6)) == ("segment", "upernet", 60)
+    laptop = asked("resnet18", None, recipe="detect-laptop")
+    assert laptop["size"] == [192, 192]
+    assert laptop["params"] < asked("resnet18", "detect")["params"]
+    for words, said in (
+        ({"changes": ["head.box=2fc"]}, "did you mean 'head.box_head'"),
+        ({"spec": "nowhere"}, "there is no nowhere"),
+        ({"spec": "nowhere", "classes": 3}, "leave one of them out"),
+    ):
+        with pytest.raises(SuperformerError, match=said):
+            asked("resnet18", "detect", **words)
+    with pytest.raises(SuperformerError, match="resnet18"):
+        asked("resnet18", "classify")  # which a transfer refuses as well
+
+
+def test_data_tell_a_plan_their_classes(tmp_path):
+    spec = str(shapes(tmp_path / "shapes", 4, 2))
+    assert asked("resnet18", "segment", spec=spec)["classes"] == 3
+    assert asked("resnet18", "detect", spec=spec)["classes"] == 2
+    assert asked("s3_tiny", "classify", spec="digits")["classes"] == 10
 
 
 def test_question_answering_has_berts_size() -> None:

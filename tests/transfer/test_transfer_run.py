@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +107,10 @@ def test_the_command_line(made, command):
     words = ("transfer", "--task", "segment", "--backbone", str(made / "network"))
     for more, said in (
         ((), "--data takes"),
-        (("--data", "x", "--head", "retinanet", "--out", "y"), "unknown head 'retinanet' for --task segment"),
+        (
+            ("--data", "x", "--head", "retinanet", "--out", "y"),
+            "unknown head 'retinanet' for --task segment: it is a head of --task detect",
+        ),
         (("--data", "x"), "--out DIR"),
         (("--data", "nowhere", "--out", str(made / "new")), "nowhere"),
         (("--data", str(made / "shapes"), "--out", str(made / "new"), "heads.channels=3"), "did you mean 'head"),
@@ -129,6 +133,10 @@ def test_a_plan_needs_no_data(command):
     assert status == 0
     assert "44." in out
     assert command("transfer", *words[:-1], "--size", "64")[0] == 2
+    status, _, error = command("transfer", *words, "head.box=2fc")
+    assert (status, "did you mean 'head.box_head'" in error) == (2, True)
+    words = ("--backbone", "resnet50", "--recipe", "vitas-semantic-fpn-80k", "--plan", "--json")
+    assert json.loads(command("transfer", *words)[1])["params"] == 28_495_574
 
 
 def test_times(made, command):
@@ -201,6 +209,22 @@ def test_pictures_that_changed_are_refused(made, tmp_path):
     shapes(tmp_path / "shapes", train=20)
     with pytest.raises(SuperformerError, match="other settings"):
         transfer("segment", str(tmp_path / "shapes"), made / "run", *CHANGES, backbone=str(made / "network"))
+
+
+def test_few_pictures_and_other_test_pictures(made, tmp_path):
+    """A small recipe takes what there is; what it is judged on may change, and is judged again."""
+    shapes(tmp_path / "shapes", 4, 2)
+    words = (*WORDS, "train.epochs=1", "head_name=segformer", "data.choice=0.3")
+    given = {"backbone": str(made / "network")}
+    with pytest.raises(SuperformerError, match="batch"):
+        transfer("segment", str(tmp_path / "shapes"), tmp_path / "run", *words, "name=mine", **given)
+    before = transfer("segment", str(tmp_path / "shapes"), tmp_path / "run", *words, **given)
+    assert TransferRun(tmp_path / "run").settings().train.batch_size == 3
+    assert evaluate(tmp_path / "run") == before
+    shutil.rmtree(tmp_path / "shapes" / "test")
+    shapes(tmp_path / "others", 1, 3)
+    (tmp_path / "others" / "test").rename(tmp_path / "shapes" / "test")
+    assert evaluate(tmp_path / "run")["pictures"] == 3
 
 
 def test_a_time_is_kept_to(made, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.shapes import network
 from torch import nn
 
 from superformer.errors import SuperformerError
@@ -66,6 +67,8 @@ def test_vqa_rates_are_those_of_s3():
         (("paint",), "unknown task 'paint'.*possible: classify, detect"),
         ((None,), "--task takes"),
         (("segment", "upernt"), "did you mean 'upernet'"),
+        (("detect", "mask-rcnn"), "unknown head 'mask-rcnn' for --task detect: it is a head of --task instance"),
+        ((None, "upernt"), "unknown head 'upernt': did you mean 'upernet'"),
         (("segment", None, "s3-vqa"), "is for --task vqa, not for segment"),
         (("segment", None, "s3-vqaa"), "did you mean 's3-vqa'"),
     ],
@@ -73,6 +76,24 @@ def test_vqa_rates_are_those_of_s3():
 def test_words_that_mean_nothing(words, said):
     with pytest.raises(SuperformerError, match=said):
         asked_for(*words, *[None] * (3 - len(words)))
+
+
+def test_a_head_tells_its_task():
+    assert asked_for(None, "upernet", None)[:2] == ("segment", "upernet")
+    assert asked_for(None, "linear", None)[0] == "classify"
+
+
+def test_where_weights_come_from_is_told_once(tmp_path):
+    """What transfer.json says is what the network is made with."""
+    timm = Source.of(backbone="resnet18")
+    assert (timm.weights, timm.asked(True).facts["weights"]) == ("random", "timm's published weights")
+    with pytest.raises(SuperformerError, match=r"s3_tiny has no published weights"):
+        Source.of(backbone="s3_tiny").asked(True)
+    folder = network(tmp_path / "network")
+    with pytest.raises(SuperformerError, match="has weights of its own"):
+        Source.of(backbone=str(folder)).asked(True)
+    with pytest.raises(SuperformerError, match=r"leave --checkpoint nothing\.safetensors out"):
+        Source.of(backbone=str(folder), checkpoint="nothing.safetensors")
 
 
 def test_keys_that_do_not_exist_name_their_neighbour():

@@ -50,10 +50,16 @@ def transfer(
 
     Example: superformer transfer --run runs/first --task detect --data coco/ --minutes 30
 
-    --plan --json tells parameters and MACs of backbone and head before anything is trained. key=value words change the
-    recipe (docs/transfer.md lists the published ones). superformer eval, export, bench and report take the folder."""
+    --plan --json tells parameters and MACs of backbone and head before anything is trained; --recipe, --data (or
+    --classes) and key=value words mean the same there. key=value words change the recipe (docs/transfer.md lists the
+    published ones). superformer eval, export, bench and report take the folder."""
     if plan:
-        _plan(task, head, run, arch, backbone, classes, size, as_json)
+        from superformer.transfer.plan import plan_as_asked
+        from superformer.transfer.source import Source
+
+        source = Source.of(run, arch, backbone, checkpoint)
+        found = plan_as_asked(source, task, head, recipe, changes or [], data, classes, _size(size))
+        _show_plan(found, source.name, as_json)
         return
     if data is None:
         raise SuperformerError(f"what is it to learn from? --data takes {EXAMPLES[:-1]}")
@@ -82,25 +88,14 @@ def transfer(
         say(f"Next: superformer report --run {folder}, superformer export --run {folder} --to onnx", dim=True)
 
 
-def _plan(
-    task: str | None, head: str | None, run: str | None, arch: str | None, backbone: str | None, classes: int | None,
-    size: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def _show_plan(found: dict[str, Any], name: str, as_json: bool) -> None:
     """What backbone and head cost."""
-    from superformer.transfer.plan import plan as planned
-    from superformer.transfer.settings import asked_for
-    from superformer.transfer.source import Source
-
-    meant, own, _ = asked_for(task, head, None)
-    source = Source.of(run, arch, backbone)
-    given = source.net if source.net is not None else source.name
-    found = planned(given, meant, own, classes, _size(size))
     if as_json:
         print(json.dumps(found))
         return
     parts = [("together", found), *((name, found[name]) for name in ("backbone", "head"))]
     rows = [{"part": name, "params": p["params"], "macs": p["macs"]} for name, p in parts]
-    console.print(table(rows, f"{meant} with {own} on {source.name}"))
+    console.print(table(rows, f"{found['task']} with {found['head_name']} on {name}"))
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

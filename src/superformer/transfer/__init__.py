@@ -58,6 +58,7 @@ def transfer(
         if meant == "classify":
             return classification.classify(source, data_spec, folder, changes, recipe, minutes, shown)
         settings = resolve(meant, head, recipe, changes, {"data": dict(source.prepared)})
+        source = source.asked(settings.backbone.pretrained)
         own = TransferRun(folder)
         with torch_threads(settings.train.threads):
             _tell_source(source, settings, shown)
@@ -80,10 +81,8 @@ def place(out: str | Path | None, run: str | Path | None, task: str, head: str, 
 
 def _tell_source(source: Source, settings: Transfer, console: Console) -> None:
     tell = teller(console)
-    pretrained = settings.backbone.pretrained and source.net is None and source.checkpoint is None
-    weights = "timm's published weights" if pretrained else source.weights
-    tell(f"{settings.task} with {settings.head_used} on {source.name}; weights: {weights}")
-    if weights == "random":
+    tell(f"{settings.task} with {settings.head_used} on {source.name}; weights: {source.weights}")
+    if source.weights == "random":
         tell("note: the backbone begins with random weights; --checkpoint FILE.safetensors gives it others")
 
 
@@ -91,8 +90,8 @@ def evaluate(
     folder: str | Path, split: str = "test", console: Console | None = None, scales: bool = False
 ) -> dict[str, Any]:
     """The task's metrics of a transfer on its test pictures, or on those to choose by (``search``). Computed once, and
-    kept in ``scores.json`` with pictures of some examples. ``scales``: of segmentation, as the mean of what is found at
-    six scales and mirrored."""
+    again if the pictures changed; kept in ``scores.json`` with pictures of some examples. ``scales``: of segmentation,
+    as the mean of what is found at six scales and mirrored."""
     if split not in SPLITS:
         raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if classification.there(folder):
@@ -102,17 +101,18 @@ def evaluate(
     settings, facts, name = run.settings(), run.facts(), f"{split}-scales" if scales else split
     if scales and settings.task != "segment":
         raise SuperformerError(f"--scales is for segmentation, and {folder} is of --task {settings.task}")
-    if name in known and known[name].get("network") == mark:
-        return dict(known[name])
-    data = load(settings.task, facts["data"], settings.data)
+    data = load(settings.task, facts["data"], settings.data)  # reads headers only
     if data.fingerprint != facts["fingerprint"]:
         raise RunError(f"the pictures of {facts['data']} are not those that {folder} was trained on")
+    seen = {"network": mark, "judged_on": data.tested if split == "test" else data.fingerprint}
+    if name in known and all(known[name].get(k, v) == v for k, v in seen.items()):  # older rows tell no pictures
+        return dict(known[name])
     part, device = getattr(data, SPLITS[split]), World.join().device
     if not len(part):
         raise SuperformerError(f"{folder} has no pictures to choose by (data.choice=0): nothing can be judged on them")
     model = load_model(run, data).to(device)
     found = judge(model, data, part, settings, device, console=console, scales=scales)
-    found |= {"task": settings.task, "head": settings.head_used, "cost": dict(cost_of(model)), "network": mark}
+    found |= {"task": settings.task, "head": settings.head_used, "cost": dict(cost_of(model)), **seen}
     files.write_object(run.scores_file, {**known, name: found})
     if name == "test":
         draw_examples(run, model, data, settings, device)

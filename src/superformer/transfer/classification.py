@@ -29,7 +29,7 @@ from superformer.space.arch import Arch
 from superformer.space.schema import family
 from superformer.train.loop import train
 from superformer.train.retrain import save_model, table_row
-from superformer.train.warm_start import from_timm_settings
+from superformer.train.pretrained import from_timm_settings
 from superformer.transfer.settings import recipe_tree
 from superformer.transfer.source import Source
 
@@ -43,9 +43,10 @@ def classify(
     """Train a network on other pictures, with a new classifier, and judge it."""
     tree = merged({"data": dict(source.prepared)}, recipe_tree(recipe, changes))
     run = Run(folder)
+    source = source.asked(_pretrained(tree) and source.arch is None)  # as a recipe may say of all networks
     random = source.net is None and source.checkpoint is None and not _pretrained(tree)
     start, arch = ({}, None) if random else _original(source, folder, tree)
-    own = _recipe(tree, arch or source.arch or _timm_arch(source), start)
+    own = _recipe(tree, arch or source.arch or timm_arch(source), start)
     teller(console)(f"classify on {source.name}; weights: {source.weights}")
     train(own, spec, folder, console=console, minutes=minutes)
     if not run.retrained:
@@ -87,7 +88,8 @@ def _network(source: Source, tree: dict[str, Any]) -> Network:
     return from_timm_settings(start)
 
 
-def _timm_arch(source: Source) -> Arch:
+def timm_arch(source: Source) -> Arch:
+    """Of a network of timm that has a family here."""
     return from_timm_settings(Start(timm=source.name, pretrained=False)).space.smallest()
 
 

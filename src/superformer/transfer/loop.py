@@ -83,6 +83,7 @@ def train_task(
     tell = teller(console)
     data = load(settings.task, spec, settings.data)
     _tell_data(data, tell)
+    settings = _batch_that_is_there(settings, len(data.train), world, tell)
     per_epoch = steps_per_epoch(len(data.train), settings.train.batch_size)
     settings = _as_begun(run, in_epochs(settings, per_epoch), minutes)
     facts = facts_of(settings, source, spec, data)
@@ -137,6 +138,16 @@ def _go(
         require_finite(trainer.best, CLIP)
         header = {"task": settings.task, "head": settings.head_used}
         write_tensors(run.network_file, trainer.best.state_dict(), header)
+
+
+def _batch_that_is_there(settings: Transfer, pictures: int, world: World, tell: Tell) -> Transfer:
+    """The small recipes take what there is where it is less than their batch; what a paper prints stays."""
+    size, parts = settings.train.batch_size, world.size * settings.train.accumulate
+    most = pictures - pictures % parts
+    if size <= pictures or not most or not settings.name.endswith("-laptop"):
+        return settings
+    tell(f"{settings.name} has batches of {size}, and there are {pictures} examples to train on: {most} at a time")
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"batch_size": most})})
 
 
 def in_epochs(settings: Transfer, per_epoch: int) -> Transfer:

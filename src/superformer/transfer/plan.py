@@ -7,8 +7,9 @@ found, 1000 boxes go to each box head and 100 to each mask head, as MMDetection 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -16,19 +17,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from superformer import data as pictures
 from superformer.errors import SuperformerError, nearest
 from superformer.families.network import Network
+from superformer.recipes.settings import Data
 from superformer.space import point
 from superformer.space.schema import family
 from superformer.spaces import arch as published
 from superformer.spaces import models
-from superformer.transfer import heads
+from superformer.transfer import heads, source
 from superformer.transfer.answers import AnswerSettings, Soho
 from superformer.transfer.backbone import Backbone
+from superformer.transfer.classification import timm_arch
+from superformer.transfer.examples import ExampleSettings, load
 from superformer.transfer.heads.detection import Detector
 from superformer.transfer.heads.segmentation import Segmenter
 from superformer.transfer.heads.settings import HeadSettings
 from superformer.transfer.networks import Source, backbone
+from superformer.transfer.settings import Transfer, asked_for, from_tree, recipe_tree
 from superformer.transfer.task import HEADS
 
 CLASSES = {"classify": 1000, "detect": 80, "instance": 80, "segment": 150, "vqa": 3129}
@@ -44,7 +50,8 @@ Passes = Sequence[Callable[[Any], Any]]
 
 def plan(
     source: Source, task: str, head: str | None = None, classes: int | None = None,
-    size: tuple[int, int] | None = None, settings: HeadSettings | None = None,
+    size: tuple[int, int] | None = None, settings: HeadSettings | None = None, answers: AnswerSettings = ANSWERS,
+    vocabulary: int = VOCABULARY,
 ) -> dict[str, Any]:  # fmt: skip
     """Weights and MACs of a backbone with a head, together and apart, for pictures of ``size`` (height, width)."""
     if task not in CLASSES:
@@ -57,17 +64,51 @@ def plan(
         body = backbone(net, blocks=heads.wants_blocks(head))
         model: Any
         if task == "vqa":
-            model = Soho(body, classes, VOCABULARY, ANSWERS)
+            model = Soho(body, classes, vocabulary, answers)
         else:
             model = heads.build(task, head, body, classes, settings)
         model.eval()
     return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
 
 
+def plan_as_asked(
+    network: source.Source, task: str | None, head: str | None = None, recipe: str | Path | None = None,
+    changes: Iterable[str] = (), spec: str | None = None, classes: int | None = None,
+    size: tuple[int, int] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The plan that the words of a transfer mean. Without a recipe the head is the papers' (TASK-laptop has a lighter
+    one), at the papers' size unless ``data.size`` is another. ``spec``: data that tell the classes."""
+    if spec is not None and classes is not None:
+        raise SuperformerError("--data and --classes both say how many classes there are: leave one of them out")
+    meant, own, tree = asked_for(task, head, recipe)
+    given = network.net if network.net is not None else network.name
+    if meant == "classify":
+        side = recipe_tree(recipe, changes).get("img_size")
+        if network.arch is None:
+            timm_arch(network)  # a network without a family here is refused
+        known = len(pictures.load(spec, Data(), side or 224).classes) if spec is not None else classes
+        return plan(given, meant, own, known, size or ((side, side) if side else None))
+    usual = {"name": "plan", "task": meant, "answers": ANSWERS.model_dump()}
+    settings = from_tree({**(tree if recipe is not None else usual), "head_name": own}, changes)
+    words = VOCABULARY
+    if spec is not None:
+        found = load(meant, spec, settings.data)
+        classes, words = len(found.classes), len(found.about.get("vocabulary", ())) or VOCABULARY
+    return plan(given, meant, own, classes, size or size_of(settings), settings.head, settings.answers, words)
+
+
+def size_of(settings: Transfer) -> tuple[int, int]:
+    """Height and width that the costs of a transfer are told for: the papers', or squares of another ``data.size``."""
+    size, usual = settings.data.of(settings.task).size, ExampleSettings().of(settings.task).size
+    return SIZES[settings.task] if size is None or size == usual else (size, size)
+
+
 def _together(
     task: str, head: str, classes: int, size: tuple[int, int], body: Backbone, params: int, passes: Passes
 ) -> dict[str, Any]:
-    x = torch.empty(1, 3, *size, device="meta")
+    # as models pad their pictures; question answering does not
+    padded = size if task == "vqa" else [-(-side // body.divisible) * body.divisible for side in size]
+    x = torch.empty(1, 3, *padded, device="meta")
     maps, macs = counted(lambda: body(x))
     own = sum(counted(partial(each, maps))[1] for each in passes)
     weights = _params(body)

@@ -31,7 +31,9 @@ class Backbone(SettingsBase):
     """How the backbone is trained along."""
 
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth")
-    freeze: int = Field(0, ge=0, le=5, description="stages that keep their weights, and the stem with them")
+    freeze: int = Field(
+        0, ge=0, le=1000, description="stages (of a plain transformer blocks) that keep their weights, and the stem too"
+    )
     norms: Literal["frozen", "trained"] = Field("trained", description="batch norms: their statistics and weights")
     layer_decay: float = Field(1.0, gt=0, le=1, description="learning rate of a layer, as a share of the next one's")
     rate: float = Field(1.0, gt=0, le=100, description="learning rate, as a multiple of the head's")
@@ -99,8 +101,14 @@ def asked_for(task: str | None, head: str | None, recipe: str | Path | None) -> 
     """The task, the head and the tree of settings that words mean; a recipe says what is not said."""
     if task is not None and task not in TASKS:
         raise SuperformerError(f"unknown task {task!r}: {nearest(task, TASKS)}")
+    of = next((one for one in TASKS if head in HEADS[one]), None)
     if task is None and recipe is None:
-        raise SuperformerError(f"what is the network to do? --task takes {', '.join(TASKS)}")
+        if head is None:
+            raise SuperformerError(f"what is the network to do? --task takes {', '.join(TASKS)}")
+        if of is None:
+            known = [one for own in HEADS.values() for one in own]
+            raise SuperformerError(f"unknown head {head!r}: {nearest(head, known)}")
+        task = of
     tree = read_tree(recipe if recipe is not None else f"{task}-laptop")
     own = tree.get("task", "classify")
     task = own if task is None else task
@@ -108,7 +116,8 @@ def asked_for(task: str | None, head: str | None, recipe: str | Path | None) -> 
         raise SuperformerError(f"the recipe {tree.get('name')} is for --task {own}, not for {task}")
     head = head or tree.get("head_name") or HEADS[task][0]
     if head not in HEADS[task]:
-        raise SuperformerError(f"unknown head {head!r} for --task {task}: {nearest(head, HEADS[task])}")
+        how = nearest(head, HEADS[task]) if of is None else f"it is a head of --task {of}"
+        raise SuperformerError(f"unknown head {head!r} for --task {task}: {how}")
     return task, head, tree
 
 
@@ -118,8 +127,11 @@ def resolve(
 ) -> Transfer:  # fmt: skip
     """The settings of a transfer; ``usual``: what holds where neither the recipe nor a word says anything."""
     _, own, tree = asked_for(task, head, recipe)
+    return from_tree(merged(usual or {}, {**tree, "head_name": own}), changes)
+
+
+def from_tree(tree: dict[str, Any], changes: Iterable[str]) -> Transfer:
     words = [read_key_value(change) for change in changes]
-    tree = merged(usual or {}, {**tree, "head_name": own})
     return Transfer.read(changed(tree, words, Transfer), str(tree.get("name")))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from superformer.train.retrain import network_to_export
 @dataclass(frozen=True)
 class Source:
     """``name``: for people, and of a timm network also timm's. ``arch``: of a network of ours. ``net``: with its
-    weights, if it has any; ``checkpoint``: a file of weights. ``prepared``: how its pictures are normalised."""
+    weights, if it has any; ``checkpoint``: a file of weights; ``pretrained``: it has timm's published ones, if it has
+    no others. ``prepared``: how its pictures are normalised."""
 
     name: str
     arch: Arch | None = None
@@ -32,6 +33,7 @@ class Source:
     checkpoint: str | None = None
     folder: str | None = None
     prepared: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: bool = False
 
     @staticmethod
     def of(
@@ -51,6 +53,8 @@ class Source:
         path = Path(backbone)
         folder = path / "model" if (path / "model" / CONFIG).exists() else path
         if (folder / CONFIG).exists():
+            if checkpoint is not None:
+                raise SuperformerError(f"{backbone} has weights of its own: leave --checkpoint {checkpoint} out")
             return _stored(load_network(folder), backbone, str(folder))
         if path.exists() and path.is_dir():
             raise SuperformerError(f"{backbone} is there, and is no folder of a network ({CONFIG} and its weights)")
@@ -77,7 +81,16 @@ class Source:
         """Where they come from, in words."""
         if self.net is not None:
             return f"those of {self.name}"
-        return "random" if self.checkpoint is None else self.checkpoint
+        if self.checkpoint is not None:
+            return self.checkpoint
+        return "timm's published weights" if self.pretrained else "random"
+
+    def asked(self, pretrained: bool) -> Source:
+        """The network with timm's published weights, if settings ask for them; what cannot have them is refused."""
+        if pretrained and self.arch is not None:
+            own = "has no published weights" if self.net is None else "has weights of its own"
+            raise SuperformerError(f"backbone.pretrained=true is for networks of timm; {self.name} {own}: leave it out")
+        return replace(self, pretrained=pretrained)
 
     @property
     def bare(self) -> Source:

@@ -125,7 +125,8 @@ class Segmenter(nn.Module):
         truth = self._together([t["mask"][None] for t in batch.targets], IGNORED)[:, 0]
         maps = self.backbone(x)
         if len(x) == 1 and self.training and any(type(m) is nn.AdaptiveAvgPool2d for m in self.decoder.modules()):
-            raise SuperformerError("UperNet's batch norms need two pictures or more in a batch: make data.batch larger")
+            how = "make train.batch_size larger, or train.accumulate smaller"
+            raise SuperformerError(f"UperNet's batch norms need two pictures or more in a batch: {how}")
         losses = {"loss_pixels": cross_entropy(self._upon(self.classifier(self.decoder(maps)), x), truth)}
         if self.auxiliary is not None:
             losses["loss_auxiliary"] = self.weight * cross_entropy(self._upon(self.auxiliary(maps[2]), x), truth)
