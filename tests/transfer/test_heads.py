@@ -17,6 +17,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from superformer.errors import SuperformerError
 from superformer.transfer import heads
+from superformer.transfer.export import _detector
 from superformer.transfer.heads.cascade import CascadeHeads, boxes_of, refine
 from superformer.transfer.heads.detection import traceable
 from superformer.transfer.heads.settings import HeadSettings
@@ -195,3 +196,15 @@ def test_mistakes_are_told():
         heads.build("segment", "dpt", tiny("vit"), 2)
     with pytest.raises(SuperformerError, match="two pictures"):
         model("segment", "upernet").train().losses(batch(1))
+
+
+def test_a_cascade_is_exported_with_a_proof(tmp_path):
+    """As many boxes as there are, which a tracer takes for a fixed number where ``len`` tells it."""
+    pytest.importorskip("onnxruntime")
+    net = model("instance", "cascade-mask-rcnn", score=0.2).eval()
+    pictures = torch.stack([scale * scene((64, 64), seed)[0] for seed, scale in enumerate((1, 3))])
+    with torch.no_grad():
+        counts = {len(found["boxes"]) for found in net.predict(list(pictures), [{}] * 2)}
+    assert len(counts) == 2
+    proof = _detector(net, pictures, {}, tmp_path / "onnx", None)
+    assert proof.files

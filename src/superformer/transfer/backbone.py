@@ -88,6 +88,10 @@ class Backbone(nn.Module):
         """Keep the stem and the first ``stages`` stages (blocks, in a plain transformer) as they are; ``norms`` frozen:
         all batch norms too, their statistics and their weights (as torchvision's FrozenBatchNorm2d)."""
         groups = list(self.layers(coarse=not self.plain).values())
+        if stages >= len(groups):
+            what = "blocks" if self.plain else "stages"
+            known = f"{len(groups) - 1} {what}" if len(groups) > 1 else f"{what} that it tells nothing of"
+            raise SuperformerError(f"backbone.freeze={stages}: {type(self.net).__name__} has {known}: give less, or 0")
         fixed = {name for group in groups[: stages + 1] for name in group} if stages else set[str]()
         for name, p in self.net.named_parameters():
             if name in fixed:
@@ -110,6 +114,8 @@ class Backbone(nn.Module):
         """By what each weight's learning rate (names within this module) is multiplied: layer-wise, ``decay`` times
         smaller with each layer further from the head. What is new here has the head's."""
         layers = self.layers()
+        if decay != 1 and len(layers) < 2:
+            raise SuperformerError(f"{type(self.net).__name__} tells no layers: leave backbone.layer_decay={decay} out")
         own = {name: decay ** (len(layers) - k) for k, names in layers.items() for name in names}
         return {name: own.get(name.removeprefix("net."), 1.0) for name, _ in self.named_parameters()}
 

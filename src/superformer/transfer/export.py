@@ -79,7 +79,9 @@ def squares(data: TaskData, settings: Transfer) -> Tensor:
 def _session(folder: Path) -> Any:
     import onnxruntime
 
-    return onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: of every detector it warns of shapes that only a picture tells
+    return onnxruntime.InferenceSession(folder / FILE, options, providers=["CPUExecutionProvider"])
 
 
 def _pixels(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Path, console: Console | None) -> Proof:
@@ -186,8 +188,12 @@ def _detector(model: nn.Module, pictures: Tensor, about: dict[str, Any], out: Pa
         return ""
 
     def prove(partial: Path) -> Proof:
-        session = _session(partial)
-        theirs = [session.run(None, {INPUT: x.numpy()}) for x in pictures]
+        try:
+            session = _session(partial)
+            theirs = [session.run(None, {INPUT: x.numpy()}) for x in pictures]
+        except Exception as problem:  # onnxruntime has no error of its own
+            told = str(problem).splitlines()[0]
+            raise StoppedError(f"ONNX Runtime cannot run what was written ({told}); nothing was exported") from problem
         return same_detections(ours, theirs, names)
 
     return write_proved(out, "onnx", write, prove, console)

@@ -92,8 +92,8 @@ class CascadeHeads(nn.Module):
         boxes = [one["boxes"] for one in out]
         masks = torch.stack([masks_of(stage, features, boxes, shapes).sigmoid() for stage in self.stages]).mean(0)
         # (detections, classes, rows, columns), of which each detection's own class: (detections, 1, rows, columns)
-        for one, mask in zip(out, torch.split(masks, [len(b) for b in boxes]), strict=True):
-            one["masks"] = mask[torch.arange(len(mask), device=mask.device), one["labels"]][:, None]
+        for one, mask in zip(out, _split(masks, boxes), strict=True):
+            one["masks"] = mask[torch.arange(mask.shape[0], device=mask.device), one["labels"]][:, None]
         return out
 
 
@@ -124,7 +124,13 @@ def masks_of(heads: Any, features: dict[str, Tensor], boxes: Boxes, shapes: Shap
 
 def _own(deltas: Tensor, labels: Tensor) -> Tensor:
     """Of each box the corrections for its class, (boxes, 4)."""
-    return deltas.view(len(deltas), -1, 4)[torch.arange(len(deltas), device=deltas.device), labels]
+    each = deltas.reshape(deltas.shape[0], -1, 4)
+    return each[torch.arange(each.shape[0], device=deltas.device), labels]
+
+
+def _split(of_all: Tensor, boxes: Boxes) -> Sequence[Tensor]:
+    """What belongs to the boxes of each picture. One needs no numbers, which torch's tracer would take for fixed."""
+    return [of_all] if len(boxes) == 1 else torch.split(of_all, [len(b) for b in boxes])
 
 
 def box_losses(
@@ -143,8 +149,7 @@ def box_losses(
 def refine(heads: Any, deltas: Tensor, proposals: Boxes, labels: Tensor, shapes: Shapes) -> Boxes:
     """Where the next head looks."""
     boxes = heads.box_coder.decode_single(_own(deltas, labels), torch.cat(proposals))
-    parts: Sequence[Tensor] = boxes.split([len(p) for p in proposals])
-    return [clip_boxes_to_image(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [clip_boxes_to_image(p, shape) for p, shape in zip(_split(boxes, proposals), shapes, strict=True)]
 
 
 def _matched(boxes: Tensor, at: Tensor, like: Tensor) -> Tensor:
