@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 import superformer as sf
 from superformer import fitting
@@ -198,6 +201,57 @@ def test_what_is_refused(network: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_that_is_no_place_for_a_fit_is_left_as_it_was(network: Path, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "holiday.jpg").touch()
+    cases = {"file": "is a file", "file/sub": "is a file", "mine": "is not a run", str(trained): "a run of its own"}
+    for folder, told in cases.items():
+        before = sorted(str(f) for f in tmp_path.rglob("*"))
+        with pytest.raises(sf.SuperformerError, match=told):
+            fit(str(network), "digits", tmp_path / folder, *WORDS, aim=AIM)
+        assert sorted(str(f) for f in tmp_path.rglob("*")) == before
+
+
+def test_a_checkpoint_of_other_classes_is_taken(tmp_path: Path) -> None:
+    own = timm.create_model("test_vit", num_classes=7)
+    save_file(own.state_dict(), tmp_path / "own.safetensors")
+    source = fitting.Source.of("test_vit", str(tmp_path / "own.safetensors"))
+    assert source.net.num_classes == 7
+    x = torch.randn(2, 3, 160, 160)
+    assert torch.allclose(source.net.eval()(x), own.eval()(x), atol=1e-5)
+
+
+def test_a_folder_of_timms_says_how_pictures_are_prepared(tmp_path: Path) -> None:
+    own = timm.create_model("test_vit", num_classes=7)
+    words = {"architecture": "test_vit", "num_classes": 7, "pretrained_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    save_file(own.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(words))
+    prepared = fitting.Source.of(f"local-dir:{tmp_path}").prepared
+    assert (prepared["mean"], prepared["std"]) == ([0.5] * 3, [0.25] * 3)
+
+
+def test_the_winner_keeps_to_the_limit_when_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table that is too hopeful, the best that really keeps to it; none at all is told."""
+    net = sf.model(SPACE.smallest()).eval()
+    arch = json.loads(SPACE.smallest().to_json())
+    rows = [{"key": str(k), "accuracy": 0.9 - k / 10, "latency": 0.4, "arch": arch} for k in range(6)]
+    taken, told, calls = {4: 0.4, 5: 0.4}, list[str](), list[int]()
+
+    def times(nets: Any, runtime: str, seconds: float) -> list[float]:
+        first = sum(calls) if len(nets) > 2 else 4
+        calls.append(len(nets) - 1)
+        return [1.0, *(taken.get(first + k, 0.6) for k in range(len(nets) - 1))]
+
+    monkeypatch.setattr(aim, "times", times)
+    assert aim.measured_winner(rows, Aim(), net, told.append)["key"] == "4"
+    assert [row["key"] for row in pick(rows, "latency", 0.5, 2, rows[4])][-1] == "4"
+    taken.clear()
+    calls.clear()
+    assert aim.measured_winner(rows, Aim(), net, told.append) in rows
+    assert "none of the 6 best kept to the limit" in told[-1]
+
+
 def test_what_teachers_say_is_kept_where_it_comes_again(network: Path, tmp_path: Path) -> None:
     source = fitting.Source.of(str(network), None)
     settings = {
@@ -205,7 +259,7 @@ def test_what_teachers_say_is_kept_where_it_comes_again(network: Path, tmp_path:
         ("mix.mixup=0.2",): (8, False), ("data.views=3",): (3, True),
     }  # fmt: skip
     for words, (views, kept) in settings.items():
-        recipe = fitting._supernet(source, SPACE, tmp_path, network, network, words)
+        recipe = fitting._supernet(source, SPACE, tmp_path, network, network, words, 32)
         assert (recipe.data.views, recipe.loss.keep is not None) == (views, kept)
 
 

@@ -75,3 +75,54 @@ def test_another_time_is_refused_and_none_is_none(tmp_path):
     assert free.of("search", 0.5) is None
     assert free.spend("supernet", 0.5, lambda minutes: minutes) is None
     assert not (tmp_path / "free").exists()
+
+
+def begun(home: Path, time: dict[str, float]) -> Run:
+    """As a training of the first part leaves it, before anything is noted."""
+    first = Run(home / "original")
+    first.folder.mkdir(parents=True)
+    first.recipe_file.touch()
+    first.facts = lambda: {"time": time}  # type: ignore[method-assign]
+    return first
+
+
+def test_a_refused_time_leaves_nothing_behind(tmp_path, clock):
+    first = begun(tmp_path, {})
+    with pytest.raises(SuperformerError, match="begun without a time, not with 5 minutes"):
+        Minutes(tmp_path, 5.0, Stopwatch(), first)
+    assert Minutes(tmp_path, None, Stopwatch(), first).of("search", 0.5) is None  # the words that began it
+    with pytest.raises(SuperformerError, match="begun with a time, not without"):
+        Minutes(tmp_path / "timed", None, Stopwatch(), begun(tmp_path / "timed", {"minutes": 2.0}))
+
+
+def test_another_limit_has_its_time_again(tmp_path, clock):
+    def fitted(aim: str, done: bool = True) -> Minutes:
+        time = Minutes(tmp_path, 10.0, Stopwatch(), Run(tmp_path / "original"), aim)
+
+        def work(minutes: float) -> None:
+            clock.time += 0 if done else 60 * minutes
+
+        time.spend("original", 0.2, work)
+        time.spend("supernet", 0.3, work)
+        return time
+
+    one = fitted("speed_up=2", done=False)
+    given = one.of("search", 0.5)
+    clock.time += 600
+    assert one.of("retrain a", 1.0) < 0.01  # all is spent
+    two = fitted("speed_up=3")
+    assert two.of("search", 0.5) == pytest.approx(given, rel=0.1)
+    assert two.of("retrain b", 0.5) > 1
+    assert fitted("speed_up=3").of("search", 0.5) == two.of("search", 0.5)
+
+
+def test_what_is_too_short_is_told_by_what_it_is_too_short_for(tmp_path, clock):
+    time = minutes_of(tmp_path, 0.01)
+    clock.time += 60
+
+    def work(minutes: float) -> None:
+        assert minutes > 0
+        raise TooShortError("too short", 1.5)
+
+    with pytest.raises(SuperformerError, match=r"0.01 minutes are too short .* give --minutes \d+ or more"):
+        time.spend("original", 0.2, work)

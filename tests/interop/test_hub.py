@@ -11,7 +11,7 @@ from huggingface_hub import constants
 import superformer as sf
 from superformer.interop import hub
 from superformer.recipes.settings import Start
-from superformer.train.warm_start import from_timm_settings
+from superformer.train.pretrained import from_timm_settings
 from superformer.transfer.networks import backbone
 
 

@@ -8,8 +8,8 @@ from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import Evaluator
 from superformer.recipes.searching import Evolution, Nsga2, Predictor, Random
 from superformer.runs import Run, stored
-from superformer.search import search
-from superformer.search.timing import fitting, sized
+from superformer.search import front, search
+from superformer.search.timing import MEASURING, fitting, sized
 from superformer.train import time_budget
 
 LIMITS = {"macs": (0, 3e5)}
@@ -54,6 +54,13 @@ def test_rounds_are_short(own):
     assert type(found).model_validate(found.model_dump()) == found
     for name, most in {"mutants": 10, "population": 32, "batch": 10}.items():  # a generation may be cut short
         assert isinstance(own, Predictor) or getattr(found, name, 0) <= most
+
+
+def test_time_is_left_to_measure_the_front(trained, clock, monkeypatch):
+    monkeypatch.setattr(front, "SECONDS", 0.01)
+    words = {"judging": "full", "objectives": "accuracy,latency", "table_seconds": 0.2}
+    search(trained, {"latency": (0, 1.0)}, "random", words, minutes=4)
+    assert 0.8 * 240 < clock.time <= (1 - MEASURING) * 240
 
 
 @pytest.mark.parametrize(("method", "load"), [("evolution", 1.0), ("random", 2.0)])

@@ -22,11 +22,12 @@ from rich.console import Console
 
 from superformer import data, files
 from superformer.cost.runtimes import measuring_device
+from superformer.errors import SuperformerError
 from superformer.evaluation.evaluator import evaluate
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.fitting.aim import Aim as Aim
-from superformer.fitting.aim import pick, room_below, times
+from superformer.fitting.aim import measured_winner, pick, room_below, times, within
 from superformer.fitting.minutes import ORIGINAL, SEARCH, Minutes
 from superformer.fitting.minutes import SUPERNET as SUPERNET_SHARE
 from superformer.fitting.source import Source
@@ -55,7 +56,9 @@ ROOM = 1.7
 """Networks that cost so many times the limit are searched, too: the front has some above it."""
 SECONDS = 2.0
 """That each network of the table is timed for."""
-COST = "original.json"
+TABLE = 0.02
+"""The most of the whole time that the table of times takes."""
+COST, PICKED = "original.json", "picked.json"
 KEPT = ("key", "accuracy", "latency", "macs", "params")
 
 
@@ -74,16 +77,19 @@ def fit(
     all of it; each part then does as much as fits."""
     check_minutes(minutes)
     home, shown = Path(folder), quiet(console)
-    time = Minutes(home, minutes, Stopwatch(start=take_begin()), Run(home / "original"))
+    _refuse_strange(home)
+    time = Minutes(home, minutes, Stopwatch(start=take_begin()), Run(home / "original"), aim.words)
     source = Source.of(model, checkpoint)
-    size = img_size or source.size_for(data_spec)
+    size = img_size or source.size_for(data_spec, teller(shown))
     arch = source.arch(size)
     known = home / COST
     before = stored.read(known) if known.exists() else room_below(arch, aim)
-    network, teacher = home / "original" / "network", home / "teacher"
-    _supernet(source, around(arch, before["shrink"]), home, network, teacher, changes)  # wrong words are told at once
+    network, teacher, common = home / "original" / "network", home / "teacher", _trees()["common"]
+    pictures = source.trained_on(data_spec, size, common["data"]["search"])
+    batch, first = min(common["train"]["batch_size"], max(pictures, 1)), around(arch, before["shrink"])
+    _supernet(source, first, home, network, teacher, changes, batch)  # wrong words are told at once
     with chapter(shown, "1. The original, tuned on your pictures"):
-        tuning = _original(source, arch, changes)
+        tuning = _original(source, arch, changes, batch)
         original = time.spend(
             "original", ORIGINAL, lambda m: train(tuning, data_spec, home / "original", console=console, minutes=m)
         )
@@ -96,16 +102,15 @@ def fit(
         _save_teacher(teacher, original, net, orders)
     with chapter(shown, "3. The supernet around it"):
         space = around(arch, before["shrink"], orders.blocks)
-        recipe = _supernet(source, space, home, network, teacher, changes)
+        recipe = _supernet(source, space, home, network, teacher, changes, batch)
         time.spend("supernet", SUPERNET_SHARE, lambda m: train(recipe, data_spec, home, console=console, minutes=m))
     with chapter(shown, "4. Search"):
-        minutes = time.of("search", SEARCH)
-        limit = _limit(aim, home, before, teller(shown))
+        limit = _limit(aim, home, before, minutes, teller(shown))
         limits = {aim.cost: (0.0, ROOM * limit)}
         sought = {"objectives": f"accuracy,{aim.cost}", "runtime": aim.runtime}
-        found = search(home, limits, None, sought, console, minutes=minutes)
+        found = search(home, limits, None, sought, console, minutes=time.of("search", SEARCH))
+        keys = _picked(home, found["front"], aim, limit, net, teller(shown))
     with chapter(shown, "5. The networks that were found, each by itself"):
-        keys = [row["key"] for row in pick(found["front"], aim.cost, limit, aim.networks)]
         rows = [  # the winner last: it is the network that is handed over
             _retrained(home, key, time, 1 / (len(keys) - k), console) for k, key in enumerate(keys)
         ]
@@ -121,19 +126,22 @@ def _trees() -> dict[str, Any]:
     return trees
 
 
-def _original(source: Source, arch: Arch, changes: Sequence[str]) -> Recipe:
+def _original(source: Source, arch: Arch, changes: Sequence[str], batch: int) -> Recipe:
     """How the network itself is tuned."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["original"]), source.settings(arch))
+    tree = merged(tree, {"train": {"batch_size": batch}})
     tree |= {"space": json.loads(point(arch).to_json()), "start": source.start.model_dump(mode="json")}
     return from_tree(tree, "fit", [c.removeprefix("original.") for c in changes if c.startswith("original.")])
 
 
-def _supernet(source: Source, space: Space, home: Path, network: Path, teacher: Path, changes: Sequence[str]) -> Recipe:
+def _supernet(
+    source: Source, space: Space, home: Path, network: Path, teacher: Path, changes: Sequence[str], batch: int
+) -> Recipe:
     """How the supernet is trained, and what it finds."""
     trees = _trees()
     tree = merged(merged(trees["common"], trees["supernet"]), source.settings(space.largest()))
-    tree = merged(tree, {"loss": {"teachers": [str(teacher)]}})
+    tree = merged(tree, {"loss": {"teachers": [str(teacher)]}, "train": {"batch_size": batch}})
     said = dict(read_key_value(c) for c in changes if not c.startswith("original."))
     if said.get("data.augment", "timm") != "timm" or said.get("data.repeats", 1) != 1:
         tree = merged(tree, {"data": {"views": 0}})  # nothing comes again
@@ -189,16 +197,46 @@ def _save_teacher(folder: Path, original: Run, net: Network, orders: Orders) -> 
         save_model(original, ordered, folder)
 
 
-def _limit(aim: Aim, home: Path, before: Mapping[str, float], tell: Tell) -> float:
+def _limit(aim: Aim, home: Path, before: Mapping[str, float], minutes: float | None, tell: Tell) -> float:
     """The most that the winner may cost; a speed-up is one against what the table of times, by which the search goes,
-    says of the original: what was measured before may have had another load on the machine."""
-    if aim.cost == "macs" or aim.latency is not None:
+    says of the original: what was measured before may have had another load on the machine. The table is made here, so
+    that the search has its time for itself."""
+    if aim.cost == "macs":
         return aim.limit(before[aim.cost])
     run, options = Run.open(home), Options(runtime=aim.runtime)
-    options = options.model_copy(update={"device": measuring_device(None, device_here(), aim.runtime)})
+    words: dict[str, Any] = {"device": measuring_device(None, device_here(), aim.runtime)}
+    if minutes is not None:
+        words["table_seconds"] = min(options.table_seconds, 60 * TABLE * minutes)
     space = run.space()
-    table = latency_table(run, skeleton(space, len(run.facts()["classes"])), options, 1, tell)
-    return float(table.latency(space, space.largest())[0]) / aim.speed_up
+    net = skeleton(space, len(run.facts()["classes"]))
+    table = latency_table(run, net, options.model_copy(update=words), 1, tell)
+    return aim.limit(float(table.latency(space, space.largest())[0]))
+
+
+def _picked(home: Path, front: Sequence[dict[str, Any]], aim: Aim, limit: float, net: Network, tell: Tell) -> list[str]:
+    """The keys of the networks of the front that are trained by themselves, the winner last. Kept in a file: times are
+    never measured twice alike."""
+    path = home / PICKED
+    known: dict[str, Any] = stored.read(path) if path.exists() else {}
+    own = known.get(aim.words)
+    if own is None or not {*own} <= {row["key"] for row in front}:
+        rows = within(front, aim.cost, limit)
+        winner = rows[0] if aim.cost == "macs" else measured_winner(rows, aim, net, tell)
+        own = [row["key"] for row in pick(front, aim.cost, limit, aim.networks, winner)]
+        files.write_object(path, {k: v for k, v in known.items() if k != "checksum"} | {aim.words: own})
+    return list(own)
+
+
+def _refuse_strange(home: Path) -> None:
+    """A folder that is no place for a fit is refused before anything is measured or written."""
+    if there := next((p for p in (home, *home.parents) if p.exists() and not p.is_dir()), None):
+        raise SuperformerError(f"{there} is a file, so {home} cannot be a folder: choose another --run")
+    run = Run(home)
+    if run.recipe_file.exists():
+        if not (home / COST).exists():
+            raise SuperformerError(f"{home} is a run of its own, not one of superformer fit: choose another --run")
+    else:
+        run.refuse_strange()
 
 
 def _table(original: Run, net: Network, home: Path, rows: Sequence[Mapping[str, Any]], runtime: str) -> dict[str, Any]:

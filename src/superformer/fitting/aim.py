@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from superformer.cost.latency import measure_in_turn
 from superformer.cost.runtimes import measuring_device
 from superformer.errors import InfeasibleError, SuperformerError, nearest
 from superformer.families.network import Network
+from superformer.progress import Tell
 from superformer.runs.processes import device_here
 from superformer.settings import RUNTIMES
 from superformer.space.arch import Arch
@@ -28,6 +30,8 @@ RUNG = 1.5
 """Between the costs of two networks that are kept."""
 SECONDS = 1.0
 """That a network is timed for."""
+AT_ONCE, MOST_MEASURED = 4, 16
+"""Networks within the limit that are measured in turn; how many in all."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class Aim:
             raise SuperformerError("give one limit, --latency-max or --macs-max, not both")
         if self.runtime not in RUNTIMES:
             raise SuperformerError(f"unknown runtime {self.runtime!r}: {nearest(self.runtime, RUNTIMES)}")
+
+    @property
+    def words(self) -> str:
+        """To tell two aims apart."""
+        return " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                        for name, value in vars(self).items() if value is not None)  # fmt: skip
 
     @property
     def cost(self) -> str:
@@ -94,17 +104,50 @@ def _costs(nets: Sequence[Network], runtime: str) -> list[dict[str, float]]:
     return [{"macs": m, "latency": s} for m, s in zip(macs, times(nets, runtime, SECONDS), strict=True)]
 
 
-def pick(front: Sequence[dict[str, Any]], name: str, limit: float, networks: int) -> list[dict[str, Any]]:
-    """Some networks of a front, the winner (the most accurate within the limit) last: the others are the most accurate
-    within limits that are 1.5 times as large, 1.5 times as small, and so on."""
-    if not any(row[name] <= limit for row in front):
-        least, asked = (_say(name, v) for v in (min(row[name] for row in front), limit))
-        raise InfeasibleError(f"no network that was found has at most {asked}; the least has {least}")
+Row = dict[str, Any]
+
+
+def pick(front: Sequence[Row], name: str, limit: float, networks: int, winner: Row | None = None) -> list[Row]:
+    """Some networks of a front, the winner (if it is not given, the most accurate within the limit) last: the others
+    are the most accurate within limits that are 1.5 times as large, 1.5 times as small, and so on."""
+    first = winner or within(front, name, limit)[0]
     rungs = [RUNG**k for n in range(1, len(front) + networks) for k in (n, -n)]
-    kept: list[dict[str, Any]] = []
-    for rung in (1.0, *rungs):
+    kept = [first]
+    for rung in rungs:
         inside = [row for row in front if row[name] <= limit * rung]
         if inside and len(kept) < networks:
             row = max(inside, key=lambda r: (r["accuracy"], -r[name]))
             kept += [row] if row not in kept else []
     return kept[::-1]
+
+
+def within(front: Sequence[Row], name: str, limit: float) -> list[Row]:
+    """The networks within the limit, from the most accurate down."""
+    inside = sorted((row for row in front if row[name] <= limit), key=lambda row: (-row["accuracy"], row[name]))
+    if not inside:
+        least, asked = (_say(name, v) for v in (min(row[name] for row in front), limit))
+        raise InfeasibleError(f"no network that was found has at most {asked}; the least has {least}")
+    return inside
+
+
+def measured_winner(rows: Sequence[Row], aim: Aim, original: Network, tell: Tell) -> Row:
+    """The most accurate of the networks within the limit that keeps to it when it is measured, twice, in turn with the
+    original; of those that come nearest the best, if none does."""
+
+    def shares(some: Sequence[Row]) -> list[float]:
+        """Of what they may take."""
+        nets = [build(Arch.from_json(json.dumps(row["arch"])), original.num_classes).eval() for row in some]
+        own, *found = times([original, *nets], aim.runtime, SECONDS)
+        return [seconds / aim.limit(own) for seconds in found]
+
+    nearest: list[tuple[float, Row]] = []
+    for start in range(0, min(len(rows), MOST_MEASURED), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        tell(f"measuring {len(some)} networks within the limit, from the best down")
+        for row, share in zip(some, shares(some), strict=True):
+            if share <= 1 and shares([row])[0] <= 1:
+                return row
+            nearest.append((share, row))
+    share, row = min(nearest, key=lambda found: found[0])
+    tell(f"none of the {len(nearest)} best kept to the limit when measured; {row['key']} takes {share:.2f} of it")
+    return row

@@ -18,31 +18,42 @@ ORIGINAL, SUPERNET, SEARCH = 0.18, 0.3, 0.15
 """Shares of what is left when a part begins; the networks share the rest."""
 MOST = {"original": 0.4, "supernet": 0.6}
 """The most that an epoch of these may take of what is left, where it needs more than its share."""
-END = 0.02
-"""Of the whole, for the last measurements."""
+END, LEAST = 0.02, 1e-3
+"""Of the whole, for the last measurements; the least minutes of a part."""
 T = TypeVar("T")
+
+
+def _say(minutes: float | None) -> str:
+    return "without a time" if minutes is None else f"with {minutes:g} minutes"
 
 
 class Minutes:
     """The minutes of each part; none at all where no time was given. ``first``: the run of the first part, which is
-    there before anything is noted."""
+    there before anything is noted. ``aim``: what is asked for; with another one than before the search and the networks
+    have their time again."""
 
-    def __init__(self, home: Path, minutes: float | None, watch: Stopwatch, first: Run):
-        self.path, self.whole, self.watch = home / FILE, minutes, watch
+    def __init__(self, home: Path, minutes: float | None, watch: Stopwatch, first: Run, aim: str = ""):
+        self.path, self.whole, self.watch, self.aim = home / FILE, minutes, watch, aim
         self.parts: dict[str, dict[str, float]] = {}
-        asked = minutes
+        was, now, other = _say(minutes), _say(minutes), False
         if self.path.exists():
             noted = stored.read(self.path)
             self.parts = {part.pop("name"): part for part in noted["parts"]}
-            asked = noted["minutes"]
-        elif first.recipe_file.exists() and minutes is not None:
+            was, other = _say(noted["minutes"]), noted.get("aim", aim) != aim
+        elif first.recipe_file.exists():
             own = first.facts().get("time", {}).get("minutes")
-            self.parts = {"original": {"minutes": own, "begun": 0.0}} if own is not None else {}
-        if asked != minutes:
-            was, now = ("without a time" if m is None else f"with {m:g} minutes" for m in (asked, minutes))
+            if own is not None:
+                self.parts = {"original": {"minutes": own, "begun": 0.0}}
+            if (own is None) != (minutes is None):
+                was = _say(None) if own is None else "with a time"
+        if was != now:
             raise stored.RunError(f"{home} was begun {was}, not {now}: go on with the same words")
+        if other:
+            self.parts = {name: part for name, part in self.parts.items() if name in MOST}
         self.resumed = self.parts[[*self.parts][-1]] if self.parts else None
         watch.before = self.resumed["begun"] if self.resumed is not None else 0.0
+        if other and self.resumed is not None:
+            watch.before += 60 * self.resumed["minutes"]
 
     @property
     def left(self) -> float:
@@ -88,10 +99,11 @@ class Minutes:
 
     def note(self) -> None:
         parts = [{"name": name, **part} for name, part in self.parts.items()]
-        files.write_object(self.path, {"minutes": self.whole, "parts": parts})
+        files.write_object(self.path, {"minutes": self.whole, "aim": self.aim, "parts": parts})
 
     def _decide(self, part: str, minutes: float) -> float:
-        self.resumed = None
+        """Never nothing: what is too short is told by what it is too short for."""
+        self.resumed, minutes = None, max(minutes, LEAST)
         self.parts[part] = {"minutes": minutes, "begun": self.watch.seconds}
         if self.path.parent.exists():
             self.note()

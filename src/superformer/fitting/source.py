@@ -3,12 +3,14 @@ folder of a network of ours."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from torch import nn
 
 from superformer import data
@@ -17,6 +19,7 @@ from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.files import CONFIG
 from superformer.interop.timm_weights import from_timm
+from superformer.progress import Tell
 from superformer.recipes.settings import Data, Start
 from superformer.runs.storage import load_network
 from superformer.space import point
@@ -24,8 +27,11 @@ from superformer.space.arch import Arch
 from superformer.space.schema import family
 from superformer.space.space import Space
 from superformer.spaces.around import around
-from superformer.train.warm_start import from_timm_settings
+from superformer.train.pretrained import from_timm_settings
 
+LOOKED_AT, LEAST = 33, 64
+"""Pictures that tell how large they are; the least pixels of a side, where the network's own are not fewer: smaller
+pictures would be one patch, or a few."""
 LOWERED, DEPTHWISE = 5e7, ("nasvit",)
 """MACs from which on products in bfloat16 are worth their conversions, on a processor; families whose many depthwise
 convolutions are slower in it."""
@@ -56,17 +62,24 @@ class Source:
             raise SuperformerError(f"{model} is there, and is no folder of a network ({CONFIG} and its weights)")
         start = Start(timm=model, checkpoint=checkpoint, pretrained=pretrained)
         net = from_timm_settings(start)
-        known = timm.get_pretrained_cfg(model, allow_unregistered=True)
-        config = known.to_dict() if known is not None else {}  # type: ignore[no-untyped-call]
+        config = _config(model)
         prepared = {k: list(config[k]) for k in ("mean", "std") if k in config}
         return Source(net, start, prepared | {k: config[k] for k in ("interpolation",) if k in config})
 
-    def size_for(self, spec: str) -> int:
-        """The size of pictures: the network's own, or that of the pictures where they are smaller."""
+    def size_for(self, spec: str, tell: Tell) -> int:
+        """The size of pictures: the network's own, or about that of the pictures where most of them are smaller."""
         own, net = self.net.space.img_size, self.net
-        picture = data.load(spec, Data(search=0, augment="none", **self.prepared), own).train.picture(0)
+        pictures = data.load(spec, Data(search=0, augment="none", **self.prepared), own).train
+        some = {round(k * (len(pictures) - 1) / (LOOKED_AT - 1)) for k in range(LOOKED_AT)}
+        side = statistics.median_low([min(pictures.picture(k).shape[:2]) for k in sorted(some)])
         step = net.reduction(net.space.smallest(), len(net.space.stages) - 1)
-        return int(min(own, max(min(picture.shape[:2]) // step, 1) * step))
+        size = int(min(own, max(side // step * step, -(-LEAST // step) * step)))
+        tell(f"pictures of {size} pixels; --img-size says otherwise")
+        return size
+
+    def trained_on(self, spec: str, size: int, search: float) -> int:
+        """How many pictures a supernet is trained on; ``search``: the share that is kept for searching."""
+        return len(data.load(spec, Data(search=search, augment="none", **self.prepared), size).train)
 
     def settings(self, arch: Arch) -> dict[str, Any]:
         """What of a recipe depends on the network."""
@@ -77,6 +90,15 @@ class Source:
         """Its architecture for pictures of this size."""
         arch = self.net.space.smallest()
         return arch if size == arch.resolution else family(arch.family).rescaled(arch, size)
+
+
+def _config(model: str) -> dict[str, Any]:
+    """What timm knows of a network: of a name its registry, of a folder or a hub's place the file there."""
+    if set(":/") & set(model):
+        with torch.device("meta"):
+            return dict(timm.create_model(model).pretrained_cfg)
+    known = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return known.to_dict() if known is not None else {}  # type: ignore[no-untyped-call]
 
 
 def space_around(

@@ -68,15 +68,7 @@ class Run:
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
         if not self.recipe_file.exists():
-            own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # killed while it began
-            own |= {"spaces", "evolution.json", COMMANDS}  # what evolving the space leaves before the last training
-            # what fitting a pretrained network does before it
-            own |= {"original", "original.json", "orders.json", "minutes.json", "teacher", "taught"}
-            entries = self.folder.iterdir() if self.folder.is_dir() else ()
-            strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
-            if strange or (self.folder.exists() and not self.folder.is_dir()):
-                what = f"{self.folder} is there, and is not a run (it has no recipe.yaml)"
-                raise RunError(f"{what}: choose a new or an empty folder")
+            self.refuse_strange()
             return
         begun, known = self.recipe(), self.facts()
         lines = differences(begun.model_dump(mode="json"), recipe.model_dump(mode="json"))
@@ -89,6 +81,18 @@ class Run:
             if begun.name == recipe.name and not others:  # its numbers may be others in another version of superformer
                 how = f"--recipe {self.recipe_file} goes on with its own settings; or give the same words"
             raise RunError(f"{what}: {how}, or choose another --run")
+
+    def refuse_strange(self) -> None:
+        """Refuse a folder without a recipe that holds what no beginning run leaves in it."""
+        own = {".lock", self.checkpoints.name, self.space_file.name, self.facts_file.name}  # killed while it began
+        own |= {"spaces", "evolution.json", COMMANDS}  # what evolving the space leaves before the last training
+        # what fitting a pretrained network does before it
+        own |= {"original", "original.json", "orders.json", "minutes.json", "teacher", "taught"}
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        strange = any(f.name.removesuffix(files.PARTIAL) not in own for f in entries)
+        if strange or (self.folder.exists() and not self.folder.is_dir()):
+            what = f"{self.folder} is there, and is not a run (it has no recipe.yaml)"
+            raise RunError(f"{what}: choose a new or an empty folder")
 
     @staticmethod
     def open(folder: str | Path) -> Run:

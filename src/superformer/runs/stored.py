@@ -62,6 +62,7 @@ FILES = {
         _anew.format("superformer fit ..."),
     ),
     "orders.json": Stored({"units": dict, "blocks": [list]}, _anew.format("superformer fit ...")),
+    "picked.json": Stored({}, _anew.format("superformer fit ...")),
     "fit.json": Stored(
         {"cost": str, "limit": NUMBER, "original": _row, "found": [_row]}, _anew.format("superformer fit ...")
     ),

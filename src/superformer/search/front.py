@@ -75,7 +75,7 @@ def hand_made(task: Task, history: History, judge: Evaluator, best: Row) -> Row 
     costs = {name: float(column[0]) for name, column in task.problem.costs(task.net.space.encode([arch])).items()}
     row = {"key": arch.key, **{n: score[n] for n in ("accuracy", "loss") if math.isfinite(score.get(n, math.nan))}}
     row |= costs | {"arch": json.loads(arch.to_json())}
-    if _tables(task):
+    if measured_here(task):
         measure(task, [row])
     return row
 
@@ -146,7 +146,7 @@ def _score(values: Mapping[str, float], which: str = "") -> Score:
 def best_measured(task: Task, rows: list[Row], on_front: list[Row], tell: Tell) -> Row | None:
     """The first of the rows. Where latency or throughput is limited, the first that meets the limits when it is
     measured, twice: of many that lie near a limit, some meet it once by luck. If none does, the nearest."""
-    if not rows or not _tables(task):
+    if not rows or not measured_here(task):
         return rows[0] if rows else None
     best = _first_within(task, rows, tell)
     left = [row for row in on_front[:MEASURED] if not any(key in row for key in KEYS.values())]
@@ -159,7 +159,7 @@ def best_measured(task: Task, rows: list[Row], on_front: list[Row], tell: Tell) 
 
 
 def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
-    limited = any(name in task.problem.limits for name in _tables(task))
+    limited = any(name in task.problem.limits for name in measured_here(task))
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         tell(f"measuring {len(some)} networks, from the best down")
@@ -175,7 +175,7 @@ def _first_within(task: Task, rows: list[Row], tell: Tell) -> Row:
     return nearest
 
 
-def _tables(task: Task) -> dict[str, LatencyTable]:
+def measured_here(task: Task) -> dict[str, LatencyTable]:
     """Of this machine: what was imported cannot be measured again here."""
     tables = {"latency": task.latency, "throughput": task.throughput}
     return {name: table for name, table in tables.items() if table is not None and not table.imported}
@@ -191,7 +191,7 @@ def _excess(task: Task, row: Row) -> float:
 def measure(task: Task, rows: list[Row]) -> None:
     """The median of a second; of several seconds the slowest."""
     archs = [Arch.from_json(json.dumps(row["arch"])) for row in rows]
-    for name, table in _tables(task).items():
+    for name, table in measured_here(task).items():
         found = table.against(task.net.space, archs, SECONDS, [task.net.extract(a).eval() for a in archs])
         for row, median in zip(rows, (one.timing.median for one in found), strict=True):
             if name == "latency":

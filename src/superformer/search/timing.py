@@ -22,6 +22,7 @@ from superformer.evaluation.evaluator import TrainedRun, count_copies
 from superformer.recipes.searching import Evolution, Exhaustive, Nsga2, Predictor, Random
 from superformer.runs import stored
 from superformer.runs.processes import World
+from superformer.search.front import AT_ONCE, MEASURED, SECONDS, measured_here
 from superformer.search.judging import wanted
 from superformer.search.methods import Method, Proposer, method
 from superformer.search.scores import JUDGED
@@ -39,6 +40,8 @@ RACED, AGAIN, LEARNT = 0.4, 0.2, 0.85
 """Guesses and shares: of the pictures that a race looks at; of the time, for judging the best again; of the rest, for
 what a predictor learns from."""
 ENDLESS = 10**6
+MEASURING = 0.08
+"""The most of the time that measuring the front is given, where what a table predicts is measured."""
 
 
 def sized(own: SettingsBase, candidates: int) -> SettingsBase:
@@ -96,7 +99,7 @@ class SearchClock:
 
     def __init__(self, file: Path, plans: list[dict[str, Any]], plan: dict[str, Any], watch: Stopwatch, world: World):
         self.file, self.plans, self.plan, self.watch, self.world = file, plans, plan, watch, world
-        self.seconds = 60 * plan["minutes"]
+        self.seconds = 60 * plan["minutes"] - plan.get("measuring", 0.0)
         self._lots, self._begun, self._shown = list[tuple[float, int]](), watch.seconds, 0
         watch.before += plan["seconds"] if plan.get("resumed") else 0.0
 
@@ -182,9 +185,9 @@ def timed(
     settings["minutes"] = minutes
     clock = SearchClock(file, plans, plan, watch, world)
     clock.keep()
-    left = clock.seconds - watch.seconds
+    left = 60 * minutes - watch.seconds
     lines = [
-        f"about {plan['candidates']} candidates on {plan['pictures']} pictures for {say_time(clock.seconds)}, "
+        f"about {plan['candidates']} candidates on {plan['pictures']} pictures for {say_time(60 * minutes)}, "
         f"ends at about {say_end(left)}"
     ]
     if "ended" in plan:
@@ -203,7 +206,8 @@ def _measured(task: Task, trained: TrainedRun, minutes: float, watch: Stopwatch,
     judge.scores(archs)
     each = world.first_says((watch.seconds - start) / (len(archs) * few)) / world.size
     share = RACED if wanted(task.options, trained) else 1.0
-    left = 60 * minutes - world.first_says(watch.seconds)
+    measuring = min(SECONDS * (AT_ONCE + MEASURED + 2), MEASURING * 60 * minutes) if measured_here(task) else 0.0
+    left = 60 * minutes - measuring - world.first_says(watch.seconds)
     amount = fitting(left, max(each, 1e-9), whole, copies, share)
     return {**vars(amount), "lot": amount.lot, "copies": copies, "share": share, "each": each, "seconds": watch.seconds,
-            "fewer": amount.pictures < whole}  # fmt: skip
+            "fewer": amount.pictures < whole, "measuring": measuring}  # fmt: skip

@@ -35,7 +35,7 @@ from superformer.space.schema import family
 from superformer.train.loop import train
 from superformer.train.optimizer import unmatched
 from superformer.train.preparation import check_settings, recipe_skeleton
-from superformer.train.time_budget import Stopwatch, check_minutes
+from superformer.train.time_budget import Stopwatch, TooShortError, check_minutes
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ def _share(each: list[list[_Stage]], left: float, judging: float) -> list[list[_
     new = sum(s.weight for s in stages if id(s) not in known)
     if new and left <= 0:
         begun = f"{len(known)} of {len(stages)} trainings were begun"
-        raise SuperformerError(f"the time is too short: {begun}, and nothing is left for the others; give more minutes")
+        short = f"the time is too short: {begun}, and nothing is left for the others; give more minutes"
+        raise TooShortError(short, (judging * len(stages) - left) / 60)
 
     def timed(stage: _Stage) -> _Stage:
         return replace(stage, minutes=known.get(id(stage), left * stage.weight / max(new, 1e-9) / 60))

@@ -18,22 +18,16 @@ the tokens and heads of another width are taken as they come: the first channels
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
-from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import superformer.interop.timm  # noqa: F401  # timm knows our models, too
 from superformer.elastic.axis import Axis, Dim, Packed, Selection, View, size
 from superformer.elastic.layers import Elastic, Linear, PerChoice, Table
 from superformer.elastic.positions import resized
@@ -42,8 +36,6 @@ from superformer.elastic.transformer import Attention
 from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.families.weights import Mapped, pieces
-from superformer.interop.hub import fetching
-from superformer.interop.timm_weights import from_timm
 from superformer.kernels.slices import Index, Segments, gather, scatter
 from superformer.recipes.settings import Start
 from superformer.runs import Run
@@ -52,6 +44,7 @@ from superformer.sharing import Sharing
 from superformer.space.arch import Arch
 from superformer.train.channel_sort import sort_channels
 from superformer.train.importance import Orders
+from superformer.train.pretrained import from_timm_settings
 
 
 @dataclass(frozen=True)
@@ -106,45 +99,6 @@ def from_settings(net: Network, settings: Start) -> Report | None:
         return None
     model = from_timm_settings(settings, net.space.widths("resolution")[-1])
     return from_network(net, model, orders)
-
-
-def from_timm_settings(settings: Start, size: int | None = None) -> Network:
-    """The timm network of these settings as ours, for pictures of its own size or of another."""
-    assert settings.timm is not None
-    base = settings.timm.split(".")[0]  # without the tag of its weights
-    if not set(":/") & set(settings.timm) and not timm.is_model(base):
-        near = ", ".join(difflib.get_close_matches(base, timm.list_models(), 3)) or "timm.list_models() has all"
-        raise SuperformerError(f"timm has no network {settings.timm!r}; possible: {near}")
-    words: dict[str, Any] = {"pretrained": settings.pretrained and settings.checkpoint is None}
-    if settings.checkpoint is not None:
-        if not settings.checkpoint.endswith(".safetensors"):
-            needed = "a safetensors file, which can hold nothing but weights"
-            raise SuperformerError(f"the checkpoint must be {needed}, not {settings.checkpoint}")
-        if not Path(settings.checkpoint).is_file():
-            raise SuperformerError(f"there is no checkpoint {settings.checkpoint}")
-        words["checkpoint_path"] = settings.checkpoint
-    try:
-        if words["pretrained"]:
-            from_timm(settings.timm, pretrained=False)  # one that cannot be taken is refused before it is fetched
-        instead = "give a file of weights (start.checkpoint=FILE.safetensors; fit: --checkpoint)"
-        with fetching(f"the weights of {settings.timm}", instead) if words["pretrained"] else nullcontext():
-            model = from_timm(settings.timm, **words)
-            return model if size is None else _at_size(model, size, settings.timm, words)
-    except SuperformerError:
-        raise
-    except Exception as error:  # timm's own errors are of many kinds
-        what = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        raise SuperformerError(f"timm cannot make {settings.timm!r} with these weights ({what})") from error
-
-
-def _at_size(model: Network, size: int, name: str, words: Mapping[str, Any]) -> Network:
-    """A timm network for pictures of a size, if it can be one; else as it is (what fits of it is resized later)."""
-    if model.space.img_size == size:
-        return model
-    try:
-        return from_timm(name, img_size=size, **words)
-    except Exception:  # of timm's many kinds, too
-        return model
 
 
 def from_network(net: Network, model: Network, orders: Orders | None = None) -> Report:
