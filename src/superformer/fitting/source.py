@@ -96,7 +96,8 @@ def _config(model: str) -> dict[str, Any]:
     """What timm knows of a network: of a name its registry, of a folder or a hub's place the file there."""
     if set(":/") & set(model):
         with torch.device("meta"):
-            return dict(timm.create_model(model).pretrained_cfg)
+            config: Any = timm.create_model(model).pretrained_cfg
+            return dict(config)
     known = timm.get_pretrained_cfg(model, allow_unregistered=True)
     return known.to_dict() if known is not None else {}  # type: ignore[no-untyped-call]
 

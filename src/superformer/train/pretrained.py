@@ -57,7 +57,7 @@ def _classes(name: str, checkpoint: str) -> dict[str, int]:
     heads = [f"{head}.weight" for head in ((classifier,) if isinstance(classifier, str) else classifier or ())]
     with suppress(Exception), safe_open(checkpoint, "pt") as file:  # timm tells of a file that cannot be read
         rows = [file.get_slice(head).get_shape()[0] for head in heads if head in file.keys()]  # noqa: SIM118
-        if rows and rows[0] != known.num_classes:
+        if known is not None and rows and rows[0] != known.num_classes:
             return {"num_classes": int(rows[0])}
     return {}
 
