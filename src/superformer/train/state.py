@@ -100,7 +100,8 @@ class State:
         return Checkpoint(step, tensors, {"optimizer": plain, "guard": guard, **scaler})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. Moments lie where their weights are; the optimiser's count of steps stays."""
+        """Go on from a checkpoint. Moments lie where their weights are; the optimiser's count of steps on the
+        processor, but where fused kernels (or captured graphs) read it from the weight's device."""
         self.net.load_state_dict(checkpoint.under("net."))
         if self.ema is not None:
             self.ema.module.load_state_dict(checkpoint.under("ema."))
@@ -108,9 +109,12 @@ class State:
         for key, tensor in checkpoint.under("optimizer.").items():
             name, _, entry = key.rpartition("/")
             states.setdefault(name, {})[entry] = tensor
+        groups = self.optimizer.param_groups
+        there = {id(p) for g in groups if g.get("fused") or g.get("capturable") for p in g["params"]}
         for name, p in self.net.named_parameters():
             if name in states:
-                moved = {k: v.to(p.device) for k, v in states[name].items() if isinstance(v, Tensor) and v.ndim}
+                tensors = {k: v for k, v in states[name].items() if isinstance(v, Tensor)}
+                moved = {k: v.to(p.device) for k, v in tensors.items() if v.ndim or id(p) in there}
                 self.optimizer.state[p] = {**states[name], **moved}
         for name, value in checkpoint.rest["guard"].items():
             setattr(self.guard, name, value)
