@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from superformer.data import Pictures, eval_batches, load, steps_per_epoch, train_batches
 from superformer.data.augment import RankShare, TimmTransform, _seed_sequence, seeded, shift_batch
@@ -241,6 +242,36 @@ def test_evaluation_without_memory_sees_the_same():
     for (x, _), (y, _) in zip(eval_batches(p, SHIFT, SIZE, 16), eval_batches(small, SHIFT, SIZE, 16), strict=True):
         assert torch.equal(x, y)
     assert not small._squares
+
+
+@pytest.mark.parametrize("memory", [0.0, 2.0])
+def test_pictures_that_are_decoded_for_evaluation_are_cut_by_threads(tmp_path, monkeypatch, memory):
+    """Always the same; a pass that is left early leaves nothing behind."""
+    for k, picture in enumerate(np.random.default_rng(2).integers(0, 256, (150, 12, 12 + 2, 3), dtype=np.uint8)):
+        place = tmp_path / "ab"[k % 2]
+        place.mkdir(exist_ok=True)
+        Image.fromarray(picture[:, : 12 + k % 3]).save(place / f"{k}.png")
+    found = load(str(tmp_path), PLAIN, SIZE).train
+    plain = Pictures(found.store, found.labels, found.classes, memory, found.index)
+    alone = PLAIN.model_copy(update={"workers": 0})
+    cutting, picture = set[str](), Pictures.picture
+    monkeypatch.setattr(
+        Pictures, "picture", lambda own, i: (cutting.add(threading.current_thread().name), picture(own, i))[1]
+    )
+    one = list(eval_batches(plain, alone, SIZE, 96))
+    assert cutting == {"MainThread"}
+    cutting.clear()
+    before = threading.active_count()
+    fresh = Pictures(found.store, found.labels, found.classes, memory, found.index)
+    for (x, y), (x2, y2) in zip(one, eval_batches(fresh, PLAIN, SIZE, 96), strict=True):
+        assert torch.equal(x, x2)
+        assert torch.equal(y, y2)
+    assert cutting
+    assert "MainThread" not in cutting
+    some = eval_batches(fresh, PLAIN, SIZE, 32)
+    next(some)
+    some.close()
+    assert soon(lambda: threading.active_count() == before)
 
 
 # --- the iterator ---

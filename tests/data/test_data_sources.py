@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import transforms
 
-from superformer.data import load
+from superformer.data import index, load
 from superformer.data.augment import EvalTransform
 from superformer.data.dataset import Pictures
 from superformer.data.sources import resolve
@@ -161,6 +161,35 @@ def test_a_test_part_that_fails_is_not_one_that_is_missing(monkeypatch):
 
 
 # --- pixels ---
+
+
+def test_a_part_without_labels_is_none(monkeypatch):
+    """ImageNet's own test part: all labels are -1."""
+    from timm.data import dataset_factory
+
+    contest = Numbered(10)
+    contest.targets = [-1] * 10
+    sets = {"train": Numbered(40), "test": contest, "validation": Numbered(8)}
+    monkeypatch.setattr(dataset_factory, "create_dataset", lambda name, split, **_: sets[split])
+    assert len(load("hfds/ILSVRC/imagenet-1k", PLAIN, 8).test()) == 8
+    del sets["validation"]
+    assert load("hfds/some", PLAIN, 8).test_origin.endswith("held out")
+    sets["train"] = contest
+    fails("hfds/some", "the pictures of hfds/some have no labels")
+
+
+def test_headers_are_read_once_for_all_processes(tmp_path, monkeypatch):
+    """Of a set that is too large for memory: whoever comes later finds them in the index."""
+    monkeypatch.setattr(index, "LARGE", 10)
+    folder(tmp_path / "set", n=20, ending="png")
+    read, header = [], Files.header
+    monkeypatch.setattr(Files, "header", lambda own, i: (read.append(i), header(own, i))[1])
+    small = PLAIN.model_copy(update={"memory": 0.0})
+    load(str(tmp_path / "set"), small, 8).read_headers()
+    assert len(set(read)) == len(read) == 32  # a fifth is held out
+    read.clear()
+    assert len(load(str(tmp_path / "set"), small, 8).train)
+    assert not read
 
 
 def test_every_kind_of_picture_becomes_rgb(tmp_path):

@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from superformer.data import augment
 from superformer.data.augment import EvalTransform, RankShare, generator, normalise
-from superformer.data.dataset import Pictures
+from superformer.data.dataset import Each, Pictures
 from superformer.data.mix import check_mixing, mix_batch
 from superformer.data.stores import Ints
 from superformer.errors import SuperformerError
@@ -82,16 +83,38 @@ def steps_per_epoch(pictures: int, batch_size: int) -> int:
 
 
 def eval_batches(
-    pictures: Pictures, settings: Data, img_size: int, batch_size: int, limit: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+    pictures: Pictures, settings: Data, img_size: int, batch_size: int, limit: int | None = None,
+    device: torch.device | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
     """Normalised pictures and labels: all, or those of `Pictures.subset`. The uint8 squares are cut once and kept with
-    the pictures, if they fit, for the next network."""
+    the pictures, if they fit, for the next network; else they are cut while a network is at the batch before, and
+    copied ahead to an accelerator (``device``). ``data.workers`` threads cut pictures that must be decoded."""
     augment.check_normalisation(settings)
     transform = EvalTransform(img_size, settings.crop, settings.interpolation)
     chosen = pictures if limit is None else pictures.subset(limit)
-    for start in range(0, len(chosen), batch_size):
+    starts = range(0, len(chosen), batch_size)
+
+    def batch(start: int, each: Each = map) -> tuple[Tensor, Tensor]:
         part = np.arange(start, min(start + batch_size, len(chosen)))
-        yield normalise(chosen.squares(transform, part), settings), torch.from_numpy(chosen.labels[part])
+        return normalise(chosen.squares(transform, part, each), settings), torch.from_numpy(chosen.labels[part])
+
+    if chosen.store.decoded or not settings.workers:
+        yield from map(batch, starts)
+        return
+    with ThreadPoolExecutor(settings.workers) as pool:  # whose threads start when they are needed
+        if chosen.fits(transform):
+            yield from (batch(start, pool.map) for start in starts)
+            return
+
+        def ahead() -> Generator[Arriving]:
+            for start in starts:
+                x, labels = batch(start, pool.map)
+                yield Arriving({"x": x, "labels": labels}, device or x.device)
+
+        with Prefetcher(ahead(), len(starts)) as batches:
+            for arriving in batches:
+                arriving.wait()
+                yield arriving.tensors["x"], arriving.tensors["labels"]
 
 
 def train_batches(

@@ -4,7 +4,7 @@ asked for. Pictures are decoded once where they fit the memory that is allowed."
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
@@ -23,6 +23,8 @@ from superformer.recipes.settings import Data
 
 T = TypeVar("T")
 
+Each = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
+"""What ``map`` does, or a pool's."""
 HELD_OUT = 0.2
 """Share of each class that is held out as the test part, where none is given."""
 SPLIT_SEED = 20240229
@@ -62,6 +64,15 @@ class DataSet:
     @cached_property
     def fingerprint(self) -> str:
         return self._known.fingerprint
+
+    def read_headers(self) -> None:
+        """Have those of all pictures read, where they are too many for memory and an index keeps what was read: other
+        processes then find it there."""
+        store = self._known.store
+        if isinstance(store, Encoded) and store.index is not None and not self._known.fits(self.transform):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # each part tells of its own
+                self._known._sound(self.settings.workers)
 
     @cached_property
     def train(self) -> Pictures:
@@ -175,9 +186,10 @@ class Pictures:
             self._subsets[n, seed] = self.ordered(chosen)
         return self._subsets[n, seed]
 
-    def ordered(self, indices: Ints) -> Pictures:
-        """As `take`; squares that were cut are kept."""
+    def ordered(self, indices: Ints, memory: float | None = None) -> Pictures:
+        """As `take`; squares that were cut are kept. ``memory``: if these have another allowance."""
         own = self.take(indices)
+        own.memory = self.memory if memory is None else memory
         own._squares = {t: kept.index_select(0, torch.from_numpy(indices)) for t, kept in self._squares.items()}
         return own
 
@@ -206,30 +218,39 @@ class Pictures:
             warnings.warn(f"{self.store.name(at)} does not decode ({problem}); grey stands in for it", stacklevel=3)
             return grey()
 
-    def squares(self, transform: EvalTransform, indices: Ints | None = None) -> Tensor:
-        """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``."""
+    def squares(self, transform: EvalTransform, indices: Ints | None = None, each: Each = map) -> Tensor:
+        """Squares of the input's size, uint8 of shape (n, 3, size, size); all pictures without ``indices``. ``each``: a
+        pool's ``map``, whose threads cut them."""
         if transform not in self._squares and self.fits(transform):
-            self._squares[transform] = self._cut(transform, np.arange(len(self)))
+            self._squares[transform] = self._cut(transform, np.arange(len(self)), each)
             while sum(kept.numel() for kept in self._squares.values()) > self.memory * 1e9 and len(self._squares) > 1:
                 del self._squares[next(iter(self._squares))]
         kept = self._squares.get(transform)
         if kept is None:
-            return self._cut(transform, np.arange(len(self)) if indices is None else indices)
+            return self._cut(transform, np.arange(len(self)) if indices is None else indices, each)
         return kept if indices is None else kept.index_select(0, torch.from_numpy(indices))
 
     def fits(self, transform: EvalTransform) -> bool:
         """Whether all squares may be kept in memory."""
-        return len(self) * 3 * transform.size**2 <= self.memory * 1e9
+        return self.memory_of(transform) <= self.memory
 
-    def _cut(self, transform: EvalTransform, indices: Ints) -> Tensor:
+    def memory_of(self, transform: EvalTransform) -> float:
+        """Gigabytes of all squares."""
+        return len(self) * 3 * transform.size**2 / 1e9
+
+    def _cut(self, transform: EvalTransform, indices: Ints, each: Each = map) -> Tensor:
         out = torch.empty(len(indices), 3, transform.size, transform.size, dtype=torch.uint8)
-        for start in range(0, len(indices), CHUNK):
+
+        def cut(start: int) -> None:
             pictures = [self.picture(i) for i in indices[start : start + CHUNK]]
             if len({p.shape for p in pictures}) == 1:
                 out[start : start + CHUNK] = transform(torch.from_numpy(np.stack(pictures)))
             else:
                 for k, picture in enumerate(pictures, start):
                     out[k] = transform(_tensor(picture)[None])[0]
+
+        for _ in each(cut, range(0, len(indices), CHUNK)):
+            pass
         return out
 
     def cache_squares(self, transform: EvalTransform, threads: int = 1) -> Pictures:

@@ -253,8 +253,13 @@ def rgb_image(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
+class UnlabelledError(ValueError):
+    """A part of a data set has no labels."""
+
+
 def read_timm(spec: str, memory: float) -> tuple[LabelledStore, LabelledStore | None]:
-    """The training and the test part, None if the set has none: timm can only tell by opening it; decodes nothing."""
+    """The training and the test part, None if the set has none: timm can only tell by opening it; decodes nothing.
+    A part without labels, as ImageNet's for its contest, is none."""
     name, _, root = spec.partition(":")
     torchvision = name.startswith("torch/")
     if name in ("torch/image_folder", "torch/folder"):  # timm would read training pictures as test pictures
@@ -305,6 +310,8 @@ def _read(name: str, dataset: Any, memory: float, classes: tuple[str, ...]) -> L
     else:
         store, labels = _stream(name, dataset, memory)
     classes = classes or _class_names(dataset) or tuple(str(c) for c in range(int(labels.max()) + 1))
+    if labels.max() < 0:
+        raise UnlabelledError(f"the pictures of {name} have no labels")
     if labels.min() < 0 or labels.max() >= len(classes):
         given = f"labels go from {labels.min()} to {labels.max()}"
         raise SuperformerError(f"{name}: {given}, but there are {len(classes)} classes")

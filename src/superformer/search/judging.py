@@ -105,9 +105,11 @@ class FewFirst:
 
         order = _order(trained, main, world, history("panel"))
         mark, limits = digest([order.tobytes()]), ends(len(order), options.few)
-        parts = []
+        parts, transform, room = [], trained.pictures.transform, pictures.memory
         for start, end in zip([0, *limits], limits, strict=False):
-            judge = trained.evaluator(pictures.ordered(order[start:end]))
+            shown = pictures.ordered(order[start:end], room)
+            room -= shown.memory_of(transform) * shown.fits(transform)  # they share it: the first, which most see
+            judge = trained.evaluator(shown)
             own = history(f"{start} to {end} in the order {mark}")
             parts.append(replace(main, evaluator=judge, history=own, number=None))
         return FewFirst(main, parts, limits, options.sure)
