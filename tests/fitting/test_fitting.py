@@ -95,7 +95,7 @@ def test_times_are_of_the_device_that_the_search_measures_on(monkeypatch: pytest
 def test_the_report_sets_them_beside_the_original(fitted: tuple[Path, dict[str, Any]]) -> None:
     folder, found = fitted
     page = write(folder, Console(quiet=True)).read_text()
-    for text in ("Fitted to your pictures", "What went first"):
+    for text in ("Fitted to your pictures", "What went first", "stage 1, block 2: hidden units", "channels of tokens"):
         assert text in page, text
     assert f"winner ({found['winner']})" in page
     assert f"on {found['pictures']:,} test pictures" in page

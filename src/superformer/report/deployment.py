@@ -224,7 +224,8 @@ def int8(inputs: Inputs) -> Section | None:
             shown.append(bar | {"value": own["median"], "to": number(own["p90"])})
             agreed = percent(r.get("agreed")) if prefix else NOTHING
             costs = [seconds(own["median"]), f"{(number(own['size']) or 0) / 1e6:.3g} MB"]
-            lines.append([_named(r), name, percent(own["accuracy"]), agreed, *costs])
+            accuracy = percent(own["accuracy"]) + chance(own["accuracy"], r.get("pictures"))
+            lines.append([_named(r), name, accuracy, agreed, *costs])
     label = "Latency, median: " + ", ".join(f"{line[0]} {line[1]} {line[4]}" for line in lines)
     columns = ["network", "weights", "test accuracy", "same class", "latency", "file"]
     told = f"In ONNX Runtime, on {whole[-1].get('machine')}, {counted(int(whole[-1].get('threads', 1)), 'thread')}. "

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from itertools import accumulate
+
 from superformer.errors import amount
 from superformer.report import markup
 from superformer.report.inputs import Inputs, Row, chance, cost_text, number, percent, seconds
 from superformer.report.markup import Section, axis, bars, chart_section, paragraph, place, plot, series, tag
 from superformer.report.search import tile
+
+FIRST_UNITS = 8
+"""Of each group that are named."""
 
 
 def headline(inputs: Inputs) -> Section | None:
@@ -59,7 +65,7 @@ def networks(inputs: Inputs) -> Section | None:
         "A pretrained network was tuned on the pictures (the original). A supernet around it, which begins with what "
     )
     told += "matters most of it, gave smaller ones; each was then trained by itself, with the original as its teacher. "
-    by = ", as the table of times predicts it" if name == "latency" else ""
+    by = ", measured when it was chosen" if name == "latency" else ""
     told += (
         f"The winner has at most {cost_text(name, limit)} ({name}{by}). Times are those of one picture with one thread "
     )
@@ -79,6 +85,29 @@ def _cells(row: Row, first: Row, pictures: float, winner: str) -> list[str]:
         amount(float(row["params"])),
         _faster(row, first),
     ]
+
+
+def _group(name: str) -> str:
+    """``stages.0.blocks.3.mlp.mlp`` as people say it."""
+    at = re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name)
+    where = f"stage {int(at[1]) + 1}, block {int(at[2]) + 1}: " if at else ""
+    last = name.rpartition(".")[2]
+    return where + {"attn": "heads", "mlp": "hidden units", "width": "channels of tokens"}.get(last, last)
+
+
+def _units(inputs: Inputs) -> markup.Markup:
+    """Of each group of heads, hidden units and channels: how much of its effect the first of them have."""
+    rows = []
+    for name, effects in inputs.orders.get("importance", {}).items():
+        known = sorted(map(float, effects), reverse=True)
+        sums, whole = list(accumulate(known)), sum(known) or 1.0
+        first = [percent(sums[max(len(known) * part // 4, 1) - 1] / whole, 0) for part in (1, 2, 3)]
+        units = inputs.orders["units"].get(name, ())
+        rows.append([_group(name), len(known), *first, ", ".join(str(u + 1) for u in units[:FIRST_UNITS])])
+    columns = ["group", "units", "first quarter", "first half", "first three quarters", "the first"]
+    caption = "Shares of the effect on the loss that the first units of a group have, in the order in which they stay"
+    listed = markup.table(columns, rows, caption)
+    return markup.details(f"Heads, hidden units and channels ({len(rows)} groups)", listed)
 
 
 def order(inputs: Inputs) -> Section | None:
@@ -101,11 +130,10 @@ def order(inputs: Inputs) -> Section | None:
         "Blocks in the order in which they go, the first to go on top: how far the predictions of the tuned original "
     )
     told += "had moved without it and those above it, on training pictures. "
-    told += f"{len(inputs.orders.get('units', {}))} groups of heads, hidden units and channels were ordered, too, by "
-    told += "their effect on the loss (orders.json has all)."
+    told += "Heads, hidden units and channels were ordered, too, by their effect on the loss (orders.json has all)."
     return Section(
         "order",
         "What went first",
-        markup.several(paragraph(told), place("order", "Blocks by importance")),
+        markup.several(paragraph(told), place("order", "Blocks by importance"), _units(inputs)),
         {"order": chart},
     )

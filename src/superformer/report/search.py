@@ -43,8 +43,7 @@ def headline(inputs: Inputs) -> Section:
     best = inputs.best
     if best is None:
         return Section("found", "Not searched yet" if inputs.trained else "Not trained yet", _so_far(inputs))
-    searched = (inputs.facts.get("pictures") or {}).get("search")
-    told = f"search split, inherited weights{_error(best['accuracy'], searched)}"
+    told = f"search split, inherited weights{_error(best['accuracy'], _searched(inputs))}"
     tiles = [tile(percent(best["accuracy"]), "accuracy", told)]
     tested = [
         r
@@ -67,7 +66,8 @@ def headline(inputs: Inputs) -> Section:
     first = f"The best of {known} that were evaluated, in a space of {count(inputs.space.size)}, is "
     against = f"On the test pictures: {'; '.join(kinds(inputs.comparison))}." if inputs.comparison else ""
     if (by_hand := inputs.baseline) is not None:
-        scaled = f"{BY_HAND} reaches {percent(by_hand['accuracy'])} on the search split, with inherited weights too. "
+        reached = percent(by_hand["accuracy"]) + chance(by_hand["accuracy"], _searched(inputs))
+        scaled = f"{BY_HAND} reaches {reached} on the search split, with inherited weights too. "
         against = scaled + against
     lead = paragraph(first, tag("code", best["key"]), ". ", against, class_="lead")
     return Section("found", "What was found", several(lead, tag("div", *tiles, class_="tiles")))
@@ -82,6 +82,11 @@ def kinds(rows: list[Row]) -> list[str]:
         several_of = f" (mean of {len(some)})" if len(some) > 1 else ""
         out.append(f"{kind} {percent(mean)}{chance(mean, pictures)}{several_of}")
     return out
+
+
+def _searched(inputs: Inputs) -> object:
+    """Pictures of the search split."""
+    return (inputs.facts.get("pictures") or {}).get("search")
 
 
 def _error(accuracy: object, pictures: object) -> str:
@@ -176,7 +181,8 @@ def _table(inputs: Inputs, rows: list[Row]) -> Markup:
         if row is inputs.baseline:
             key, mark = tag("code", row["key"]), tag("span", "by hand", class_="mark")
         costs = [inputs.cost_text(n, row.get(n)) for n in names] + [cost_text(n, row.get(k)) for n, k in real.items()]
-        lines.append([tag("span", key, " ", mark), percent(row["accuracy"]), *costs])
+        accuracy = percent(row["accuracy"]) + chance(row["accuracy"], _searched(inputs))
+        lines.append([tag("span", key, " ", mark), accuracy, *costs])
     more = f" (the first {ROWS} of {len(rows)})" if len(rows) > ROWS else ""
     last = "; last the largest network, uniformly scaled to the limits" if by_hand else ""
     listed = markup.table(columns, lines, f"From the most accurate down{more}{last}")
