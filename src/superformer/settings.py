@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
@@ -28,6 +29,13 @@ LARGEST = 1e18
 """The largest number of any setting: of no MACs, pictures or steps are there more."""
 MOST_PARTS, DEEPEST, LONGEST = 100_000, 50, 2**20
 """Values in a tree of settings, levels of it, and characters of its text: aliases make a short text a huge tree."""
+
+
+def require_alone(what: str) -> None:
+    """Refuse what one process does where torchrun has started several: all would write the same files."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        several = "train, evolve-space, search, retrain, eval and transfer take several"
+        raise SuperformerError(f"{what} runs in one process: start it without torchrun ({several})")
 
 
 def _rising(ends: Any) -> Any:

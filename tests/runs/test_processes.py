@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import uuid
+from collections.abc import Generator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers.training import THOROUGH, environment, recipe, superformer
 from helpers.training import command as words_of
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
 from superformer import data
+from superformer.errors import StoppedError, SuperformerError
+from superformer.evaluation.evaluator import Evaluator
 from superformer.recipes import names, resolve, space_of
-from superformer.runs import Run, processes
+from superformer.recipes.settings import Watch
+from superformer.runs import Run, neighbours, processes
 from superformer.runs.processes import Travelling, World
 from superformer.runs.storage import Checkpoint, latest_checkpoint, list_checkpoints, save_checkpoint, save_part
-from superformer.settings import PROCESSES
+from superformer.settings import DEVICE, PROCESSES
+from superformer.train import steps
 from superformer.train.preparation import build_trainer
+from superformer.train.state import Guard, Outcome
+from superformer.train.steps import Loop
+from superformer.train.time_budget import Timetable
 
 LAPTOP = [name for name in names() if name.endswith("-laptop") and name != "demo-laptop"]
 
@@ -157,6 +169,144 @@ def test_a_checkpoint_is_there_when_all_its_parts_are(tmp_path: Path) -> None:
         found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 2
+
+
+# --- who waits for whom ---
+
+
+class Counting(World):
+    """Two processes, of which this one is the first, and is asked for its numbers at these steps."""
+
+    asked: ClassVar[list[float]] = []
+
+    def first_says(self, value: float) -> float:
+        self.asked.append(value)
+        return float(value)
+
+    def wait(self) -> None: ...
+
+
+class Slow:
+    """Steps that do nothing."""
+
+    steps, steps_per_epoch, timetable, guard = 20, 20, Timetable(20), Guard(10.0)
+
+    def __init__(self, world: World):
+        self.world = world
+
+    def step(self, n: int, batch: object) -> Outcome:
+        return Outcome(1.0, 1.0, 0.1)
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        return Checkpoint(step, {"net.x": torch.zeros(4)}, {"optimizer": {}, "guard": {}})
+
+
+def test_processes_agree_every_few_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first one's clock says costs a wait for the device: not after each step, and none of one process."""
+    watch = Watch(parts_above=0, checkpoint_seconds=1e9, checkpoint_steps=9)
+    saved: list[int] = []
+    monkeypatch.setattr(steps, "save_part", lambda folder, point, rank, parts: saved.append(point.step))
+    monkeypatch.setattr(steps, "save_checkpoint", lambda *words: None)
+
+    def batches(epoch: int, start: int) -> data.Prefetcher[int]:
+        return data.Prefetcher((k for k in range(start, 20)), 20 - start, depth=0)
+
+    console, Counting.asked = Console(quiet=True), []
+    loop = Loop(tmp_path, Slow(Counting(0, 2)), watch, 1, batches, None, console, 0, "")
+    loop.go()
+    assert saved == [9, 18, 20]
+    assert len(Counting.asked) == 20 // steps.AGREE
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", None)
+        assert World().first_says(2) == 2.0
+
+
+def test_who_interrupts_stops_all_at_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all write checkpoints."""
+
+    def batches(epoch: int, start: int) -> data.Prefetcher[int]:
+        def numbers() -> Generator[int]:
+            for k in range(20):
+                loop.interrupt.asked = loop.interrupt.asked or k == 5
+                yield k
+
+        return data.Prefetcher(numbers(), 20, depth=0)
+
+    watch = Watch(parts_above=0, checkpoint_seconds=1e9)
+    loop = Loop(tmp_path, Slow(Counting(0, 2)), watch, 1, batches, None, Console(quiet=True), 0, "")
+    monkeypatch.setattr(steps, "save_checkpoint", lambda *words: None)
+    with pytest.raises(StoppedError, match="after step 8 of 20"):
+        loop.go()
+    assert [part.name[:14] for part in (tmp_path / steps.CHECKPOINTS).glob("part-*")] == ["part-000000008"]
+
+
+def test_processes_wait_long_for_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one often works alone, for longer than the 10 minutes of nccl and the 30 of gloo."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **words: given.update(words))
+    monkeypatch.setattr(processes, "rendezvous", lambda where: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(neighbours, "possible", lambda: False)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert World.join().size == 2
+    assert given["timeout"] >= timedelta(hours=6)
+    assert given["timeout"].total_seconds() == neighbours.PATIENCE
+
+
+def test_the_first_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fails without leaving the others behind."""
+    told: list[str] = []
+    monkeypatch.setattr(World, "wait", lambda own: told.append("wait"))
+
+    def begins(rank: int) -> None:
+        with World(rank, 2).first_begins():
+            told.append("work")
+            raise KeyError
+
+    for rank, wanted in ((0, ["work", "wait"]), (1, ["wait", "work"])):
+        told.clear()
+        with pytest.raises(KeyError):
+            begins(rank)
+        assert told == wanted
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DEVICE, raising=False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert processes.device_here() == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(SuperformerError, match=r"has 2 of cuda, and process 3 .*--nproc-per-node 2"):
+        processes.device_here()
+
+
+def test_what_one_process_does_is_refused_to_several(trained: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ("--run", str(trained))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for words in (("export", *run, "--arch", "smallest", "--to", "onnx"), ("report", *run),
+                  ("latency", "export", *run, "--out", str(trained / "kit"))):  # fmt: skip
+        status, out, error = command(*words)
+        assert (status, out) == (2, "")
+        assert re.search(r"(export|report|latency export) runs in one process", error)
+
+
+def test_processes_share_what_is_evaluated_and_the_first_one_tells(
+    trained: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", "--run", str(trained), "--json", "--split", "search")
+    whole = json.loads(command(*words)[1])
+    seen: list[int] = []
+    scores = Evaluator.scores
+    monkeypatch.setattr(Evaluator, "scores", lambda own, archs, *more: (seen.append(len(archs)), scores(own, archs))[1])
+    monkeypatch.setattr(dist, "all_reduce", lambda x, **more: None)
+    for rank in (0, 1):
+        monkeypatch.setattr(World, "join", staticmethod(lambda rank=rank: World(rank, 2)))
+        status, out, _ = command(*words)
+        assert (status, seen.pop()) == (0, 1)
+        rows = json.loads(out) if out else []
+        assert [row["accuracy"] for row in rows] == ([whole[0]["accuracy"], 0.0] if rank == 0 else [])
 
 
 # --- two machines ---

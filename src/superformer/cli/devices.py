@@ -9,6 +9,7 @@ import typer
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, say
+from superformer.settings import require_alone
 
 HELP = """Measure networks on another device (a phone, a board, a server), and let a search obey it.
 
@@ -24,13 +25,14 @@ app.add_typer(latency, name="latency")
 
 
 @latency.command(name="export")
-def export_kit(run: arg.RunFolder, out: arg.KitFolder, networks: arg.KitSize = 32) -> None:
+def export_kit(run: arg.RunFolder, out: arg.KitFolder, networks: arg.KitSize = 32, device: arg.Device = "auto") -> None:
     """Write a kit to measure networks of a run's space elsewhere: ONNX files, measure.py, a README. Interrupted, the
     same words go on.
 
     Example: superformer latency export --run runs/first --out kit"""
     from superformer.runs import Run
 
+    require_alone("latency export")
     Run.open(run)
     with computing():
         from superformer.progress import teller

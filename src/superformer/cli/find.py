@@ -21,7 +21,7 @@ from superformer.cli.arguments import (
     trained_run,
 )
 from superformer.cli.transfer import evaluate_transfer, is_transfer
-from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds
+from superformer.settings import read_amount, read_bytes, read_key_value, read_seconds, require_alone
 
 
 @app.command()
@@ -139,6 +139,8 @@ def retrain(
 
         told = progress_console(as_json)
         done = run_retraining(run, arch, *(changes or []), seeds=seeds, console=told, minutes=time)
+    if not done.rows:  # one of several processes, which the first one speaks for
+        return
     if as_json:
         print(json.dumps(done.rows))
         return
@@ -150,7 +152,7 @@ def retrain(
         if row["key"] != row.get("of", row["key"]):  # larger pictures
             shown["weights"] = "tuned larger"
     console.print(table(rows, "Accuracy on the test split"))
-    say(f"The network is in {done.model}" + (f" (seed {done.rows[-1]['seeds'][0]})" if seeds > 1 and done.rows else ""))
+    say(f"The network is in {done.model}" + (f" (seed {done.rows[-1]['seeds'][0]})" if seeds > 1 else ""))
     inherited = [row for row in done.rows if row["weights"] == "inherited"]  # the last, then the network as it is now
     if inherited and inherited[-1]["accuracy"] > done.rows[-1]["accuracy"]:
         command = f"superformer export --run {run} --arch {arch} --to onnx"
@@ -168,6 +170,7 @@ def evaluate(
 
     Example: superformer eval --run runs/first --arch smallest --arch largest"""
     if is_transfer(run) and not arch:
+        require_alone("eval of a transfer")
         evaluate_transfer(run, split, as_json, scales)
         return
     trained_run(run, *(arch or []))
@@ -175,6 +178,8 @@ def evaluate(
         from superformer.evaluation.evaluator import evaluate as run_evaluation
 
         rows = run_evaluation(run, arch or ["smallest", "largest"], split)
+    if not rows:  # one of several processes, which the first one speaks for
+        return
     if as_json:
         print(json.dumps(rows))
     else:

@@ -17,7 +17,7 @@ from superformer.cli.arguments import app, computing, console, percent, print_fa
 from superformer.cli.transfer import bench_transfer, export_transfer, is_dense
 from superformer.errors import SuperformerError, nearest, unknown
 from superformer.files import catalogue
-from superformer.settings import RUNTIMES, read_amount
+from superformer.settings import RUNTIMES, read_amount, require_alone
 
 
 @app.command()
@@ -115,7 +115,7 @@ def recipes(name: arg.Name = None, as_json: arg.Json = False) -> None:
 @app.command(cls=arg.Int8Command)
 def export(
     run: arg.RunFolder, to: arg.ExportFormat, arch: arg.OtherArch = None, out: arg.ExportFolder = None,
-    int8: arg.Int8 = None,
+    int8: arg.Int8 = None, device: arg.Device = "auto",
 ) -> None:  # fmt: skip
     """Hand the network over: to ONNX Runtime, timm or Hugging Face. Ends with a proof: the largest difference of the
     logits.
@@ -133,6 +133,7 @@ def export(
     format_module(to)
     if int8 is not None and to != "onnx":
         raise SuperformerError(f"--int8 is for --to onnx, not for {to}")
+    require_alone("export")
     if is_dense(run):
         export_transfer(run, to, out, int8, arch)
         return
@@ -213,12 +214,13 @@ def bench(
 
 
 @app.command()
-def report(run: arg.RunFolder) -> None:
+def report(run: arg.RunFolder, device: arg.Device = "auto") -> None:
     """Write DIR/report.html: one page about a run, to be opened in any browser, without a network.
 
     Example: superformer report --run runs/first"""
     from superformer.runs import Run
 
+    require_alone("report")
     if not is_dense(run):
         Run.open(run)
 

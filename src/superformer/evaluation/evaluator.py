@@ -28,7 +28,7 @@ from superformer.kernels import counting, precision
 from superformer.recipes import Recipe
 from superformer.recipes.settings import Data
 from superformer.runs import Run
-from superformer.runs.processes import device_here, synchronise
+from superformer.runs.processes import World, device_here, synchronise
 from superformer.runs.storage import load_supernet
 from superformer.space import Space
 from superformer.space.arch import Arch
@@ -179,7 +179,7 @@ class Evaluator:
         ``varied``: on each picture's `varied_copies`, too."""
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for x, labels in data.eval_batches(part, recipe.data, img_size, BATCH, limit=limit):
+            for x, labels in data.eval_batches(part, recipe.data, img_size, BATCH, limit=limit, device=device):
                 for one in varied_copies(x.to(device), recipe.data) if varied else (x.to(device),):
                     yield one, labels.to(device)
 
@@ -235,11 +235,11 @@ class Evaluator:
                 for x, labels in self.batches():
                     calibration = self.calibration if root is None else ()
                     root = root or grow(self.net, archs, (int(x.shape[-2]), int(x.shape[-1])), side)
-                    out = torch.zeros(len(archs), len(labels), dtype=torch.float64)
+                    out = torch.zeros(len(archs), len(labels), dtype=torch.bool, device=x.device)
                     for k, logits in self._walk(root, x, calibration):
-                        out[k] = (logits.argmax(1) == labels).double()
+                        out[k] = logits.argmax(1) == labels
                     columns.append(out)
-                found.append(torch.cat(columns, 1))
+                found.append(torch.cat(columns, 1).cpu().double())  # not every device has float64
         finally:
             self.net.train(was)
         return torch.stack(found).mean(0)
@@ -306,14 +306,22 @@ class TrainedRun:
 
 
 def evaluate(folder: str | Path, words: Sequence[str], split: str = "test") -> list[dict[str, Any]]:
-    """Accuracy, MACs and parameters of sub-networks of a trained supernet, a row each."""
+    """Accuracy, MACs and parameters of sub-networks of a trained supernet, a row each. Processes share the networks,
+    and the first one gets the rows."""
     if split not in SPLITS:
         raise SuperformerError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     run = Run.open(folder)
     run.require_trained()
     archs = [run.arch(word) for word in words]
-    trained = TrainedRun.of(run)
-    scores = trained.evaluator(trained.pictures.test() if split == "test" else None)(archs)
+    inside, world = World.joined(), World.join()
+    try:
+        trained = TrainedRun.of(run, device=world.device)
+        scores = world.divided(archs, trained.evaluator(trained.pictures.test() if split == "test" else None))
+    finally:
+        if not inside:
+            world.leave()
+    if not world.first:
+        return []
     costs = cost(trained.space, archs, num_classes=trained.net.num_classes)
     return [
         {"arch": word, "accuracy": score, "macs": int(macs), "params": int(params)}

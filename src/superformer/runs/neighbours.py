@@ -28,9 +28,10 @@ from superformer.errors import SuperformerError
 
 SLOTS, SMALL, LARGE = 8, 2**16, 2**22
 """Pieces of a lane that may be on their way, and bytes of one: of what is waited for at once, and of what travels."""
-SPINS, YIELDS, LOOKS, PATIENCE = 200, 1000, 1.0, 1800.0
+SPINS, YIELDS, LOOKS, PATIENCE = 200, 1000, 1.0, 12 * 3600.0
 """Questions to a counter before the processor is offered to others, and before one sleeps in between; seconds between
-looks whether the others live, and until one that does not answer is given up."""
+looks whether the others live, and until one that lives but does not answer is given up: the first process often works
+alone for long (pictures are listed, a network is judged on the test pictures), which others wait for."""
 NAP = 5e-5
 ROW, WRITTEN, ADDED, KNOWN = 64, 0, 8, 10_000
 """Bytes of a counter (a line of the cache by itself); where in a process's row of 8 bytes each the number of pieces is

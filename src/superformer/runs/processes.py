@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from superformer.elastic.conv import JOINED, Joined
 from superformer.errors import SuperformerError
 from superformer.runs import neighbours
-from superformer.runs.neighbours import Neighbours, Sum
+from superformer.runs.neighbours import Neighbours
 from superformer.settings import DEVICE
 
 T = TypeVar("T")
@@ -48,7 +49,16 @@ def device_here() -> torch.device:
         raise SuperformerError(f"there is no device {name!r} here ({what}): --device auto takes what there is")
     if name == "cpu" or found is None:
         return torch.device("cpu")
+    if kind in BACKENDS and local >= (there := torch.accelerator.device_count()):
+        what = f"this machine has {there} of {kind}, and process {local + 1} of it would be without"
+        raise SuperformerError(f"{what}: start {there} on it (--nproc-per-node {there}), or give --device cpu")
     return torch.device(kind, local) if kind in BACKENDS else torch.device(kind)
+
+
+class OnItsWay(Protocol):
+    """A sum that others work on, too."""
+
+    def wait(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,9 @@ class World:
             # torchrun keeps its store when it starts the processes again (--max-restarts): by the old keys in it the
             # new ones would call those that are gone, and wait
             attempt = f"superformer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
-            backend = BACKENDS.get(device.type, "gloo")
-            dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
+            backend, patience = BACKENDS.get(device.type, "gloo"), timedelta(seconds=neighbours.PATIENCE)
+            met = PrefixStore(attempt, store)
+            dist.init_process_group(backend, store=met, rank=rank, world_size=size, timeout=patience)
             if backend == "gloo" and neighbours.possible():
                 _met.append(neighbours.Neighbours.meet(rank, size))
         return World(rank, size, device, _met[-1] if _met else None)
@@ -112,6 +123,17 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    @contextmanager
+    def first_begins(self) -> Iterator[None]:
+        """For work whose result is kept on the disk: the others begin when the first one is done, and find it there."""
+        if not self.first:
+            self.wait()
+        try:
+            yield
+        finally:
+            if self.first:
+                self.wait()
+
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean over all processes, in place."""
         if self.size > 1:
@@ -126,7 +148,7 @@ class World:
         else:
             dist.all_reduce(tensor)
 
-    def add_up_later(self, flat: Tensor) -> dist.Work | Sum:
+    def add_up_later(self, flat: Tensor) -> OnItsWay:
         """The same; whoever calls goes on, and waits for what comes back before the tensor is used or changed."""
         if self.neighbours is not None and flat.device.type == "cpu":
             return self.neighbours.add_up_later(flat)
@@ -148,7 +170,9 @@ class World:
                 dist.broadcast(tensor, 0)
 
     def first_says(self, value: float) -> float:
-        """The first one's number, in all processes."""
+        """The first one's number, in all processes, which wait for it: on an accelerator for all that was started."""
+        if self.size == 1:
+            return float(value)
         told = torch.tensor([value], dtype=torch.float64, device=self.carrier)
         self.spread([told])
         return float(told)
@@ -182,7 +206,7 @@ class Travelling:
         self.world, self.dtype = world, dtype
         self.known: set[int] = set()
         self.waiting: list[Tensor] = []
-        self.away: list[tuple[dist.Work | Sum, Tensor, list[Tensor]]] = []
+        self.away: list[tuple[OnItsWay, Tensor, list[Tensor]]] = []
 
     @torch.no_grad()
     def send(self, grads: Iterable[Tensor | None]) -> None:

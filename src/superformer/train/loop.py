@@ -66,7 +66,9 @@ def _train(
     # published spaces may be written otherwise in a later version: a run keeps its own
     space = run.space() if run.recipe_file.exists() else space_of(recipe)
     img_size = recipe.img_size or space.img_size
-    pictures = data.load(spec, recipe.data, img_size)
+    with world.first_begins():
+        pictures = data.load(spec, recipe.data, img_size)
+        pictures.read_headers()
     steps_per_epoch = data.steps_per_epoch(len(pictures.train), recipe.train.batch_size)
     _ = pictures.search  # read now: pictures that cannot be read are told of before training, not at the first check
     facts = {"data": spec, "fingerprint": pictures.fingerprint, "classes": list(pictures.classes), "img_size": img_size}

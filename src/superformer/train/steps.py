@@ -30,6 +30,8 @@ from superformer.train.time_budget import Costs, Revision, Stopwatch, Timekeeper
 
 TOLD = 0.1
 """By how much the number of steps must change to be told again."""
+AGREE = 4
+"""Steps after which processes agree about what the first one's clock says: for that they wait for their devices."""
 
 
 class Steps(Protocol):
@@ -79,6 +81,7 @@ class Loop:
         self.saved, self.pace = time.monotonic(), Pace()
         size = sum(t.nbytes for t in trainer.checkpoint(self.done).tensors.values())
         self.in_parts = self.world.size > 1 and size >= 1e9 * self.watch.parts_above
+        self.stopping = False
         self.checked: list[tuple[int, float]] = []
         self._note_known_checks()
         try:
@@ -116,7 +119,7 @@ class Loop:
                     self._stop_if_stale()
                 if self._saves():
                     self._timed("save", self._save)
-                if self.interrupt.asked and self.done < self.steps:
+                if self._stops() and self.done < self.steps:
                     what = f"interrupted after step {self.done} of {self.steps}"
                     raise StoppedError(f"{what}: the same command goes on from here")
                 if self.done >= self.steps:
@@ -125,10 +128,11 @@ class Loop:
     def _keep_time(self, keeper: Timekeeper) -> None:
         """Revise how many steps there are, if they would not end in time; all processes alike."""
         table, world = keeper.table, self.world
-        found = keeper.stepped(self.done) if world.first else None
-        if (steps := int(world.first_says(-1 if found is None else found.steps))) >= 0:
-            revision = found or Revision(self.done, steps, keeper.watch.seconds)
-            table.revise(self.folder if world.first else None, revision)
+        if self._agreeing():
+            found = keeper.stepped(self.done) if world.first else None
+            if (steps := int(world.first_says(-1 if found is None else found.steps))) >= 0:
+                revision = found or Revision(self.done, steps, keeper.watch.seconds)
+                table.revise(self.folder if world.first else None, revision)
         if (now := table.steps(self.done)) != self.steps:
             if abs(now - self.told) > TOLD * self.told:
                 self.display.note(f"step {self.done}: {now} steps fit into the time, not {self.told}")
@@ -221,15 +225,27 @@ class Loop:
             self.display.revise(self.done)
             self.steps = self.done
 
-    def _saves(self) -> bool:
-        """Whether this process writes now; where all write, the first one's clock says when."""
-        mine = self.world.first and (self._save_due() or self.interrupt.asked)
-        return bool(self.world.first_says(float(mine))) if self.in_parts else mine
+    def _agreeing(self) -> bool:
+        """Whether what the first process alone knows is told to the others after this step."""
+        return self.world.size == 1 or self.done % AGREE == 0
 
-    def _save_due(self) -> bool:
-        late = time.monotonic() - self.saved >= self.watch.checkpoint_seconds
+    def _saves(self) -> bool:
+        """Whether this process writes now; where all write, the first one's clock, or who interrupts it, says when."""
         due = self.watch.checkpoint_steps is not None and self.done % self.watch.checkpoint_steps == 0
-        return late or due or self.done == self.steps
+        due = due or self.done == self.steps
+        late = time.monotonic() - self.saved >= self.watch.checkpoint_seconds
+        if not self.in_parts:
+            return self.world.first and (due or late or self.interrupt.asked)
+        self.stopping = False
+        if self._agreeing():
+            said = self.world.first_says(2.0 if self.interrupt.asked else float(late))
+            self.stopping, late = said == 2, said > 0
+            return due or late
+        return due
+
+    def _stops(self) -> bool:
+        """Whether someone asked to stop; where all write checkpoints, all stop together."""
+        return self.stopping if self.in_parts else self.interrupt.asked
 
 
 def _worth(found: Mapping[str, Any], main: str | None) -> float | None:
