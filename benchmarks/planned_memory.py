@@ -1,5 +1,6 @@
 """The memory that a plan predicts for a training step, beside what the same step takes on this processor: the peak of a
-fresh process above what it held before the network was there. One JSON line a recipe.
+fresh process above what it held before the network was there. One JSON line a recipe. In float32, unless --set
+train.amp=bfloat16 says otherwise: for bfloat16 the processor's library keeps memory that no tensor has.
 
 python benchmarks/planned_memory.py [--batch 8] [recipe ...]"""
 

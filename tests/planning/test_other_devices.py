@@ -6,6 +6,10 @@ they lie on ``cuda`` do the same for the forward pass."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +20,22 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from superformer.cost import cost
-from superformer.data import Batch
+from superformer.data import Batch, Pictures
+from superformer.data.augment import EvalTransform
+from superformer.data.stores import Arrays
 from superformer.elastic.conv import recalibrate
 from superformer.evaluation.evaluator import Evaluator, Race, needs_recalibration
 from superformer.kernels import rehearsing
 from superformer.planning import Nowhere, _batch, _macs, _network
 from superformer.planning.trace import Trace
 from superformer.recipes import Recipe, names, resolve, space_of
+from superformer.recipes.searching import split_options
 from superformer.search import Problem, method
+from superformer.search.judging import FewFirst
+from superformer.search.scores import Scorer
 from superformer.spaces import supernet
+from superformer.train.losses import untrained_teachers
+from superformer.train.state import Guard, State
 from superformer.train.step import Trainer
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
@@ -84,12 +95,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-def trainer_of(recipe: Recipe, classes: int = 1000) -> Trainer:
+def trainer_of(recipe: Recipe, classes: int = 1000, processes: int = 1) -> Trainer:
     space = space_of(recipe)
     heads = {"patch_head": True} if recipe.mix.patches != "off" else {}
     words = {"drop_path": recipe.train.drop_path, "dropout": recipe.train.dropout}
     net = supernet(space, classes, recipe.sharing, **words, **heads).to(META).train()
-    made = Trainer(net, recipe, 100, 100, Elsewhere(device=META))
+    made = Trainer(net, recipe, 100, 100, Elsewhere(0, processes, META))
     for group in made.optimizer.param_groups:
         group |= {"fused": False, "foreach": True}  # the meta device has no fused optimiser
     return made
@@ -129,6 +140,21 @@ def test_a_whole_step_what_it_starts_and_what_it_waits_for(name, waits):
     assert len(trace.work) > 0.9 * LAUNCHES[name], "fewer are better: tell the table"
 
 
+def test_gradients_travel_from_there(waits):
+    """In half the bytes; a process waits for them, not for the device."""
+    sent = dict[str, int]()
+    for word in ("float32", "bfloat16"):
+        words = [f"gradients.travel={word}"] if word != "float32" else []
+        own = resolve("nasvit-laptop", ["loss.teachers=[]", "watch.conflicts=0", "train.sync_norm=false", *words])
+        trainer = trainer_of(own, 10, 2)
+        trainer.step(0, on(META, _batch(trainer, 10)))
+        sent[word] = sum(trainer.world.sent)  # type: ignore[attr-defined]
+    assert own.gradients.rule == "project"
+    assert sent["float32"] > 4 * 1.2 * sum(p.numel() for p in trainer.parameters)  # the largest network's apart
+    assert sent["bfloat16"] == pytest.approx(sent["float32"] / 2, rel=1e-4)
+    assert not waits
+
+
 def moved(net: nn.Module, device: torch.device) -> nn.Module:
     """What ``to`` does, which tensors without numbers do not allow."""
     for module in net.modules():
@@ -155,14 +181,64 @@ def test_a_forward_pass_on_cuda(name):
             assert trainer._loss(made, trainer._taught(given), None).device.type == "cuda"
 
 
-def evaluator_of(name: str) -> Evaluator:
-    """On 512 pictures, in batches of 256."""
+@contextmanager
+def autocast(device: torch.device, name: str) -> Iterator[None]:
+    """What torch refuses where there is no such device."""
+    torch.set_autocast_dtype(device.type, getattr(torch, name))
+    torch.set_autocast_enabled(device.type, True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, False)
+        torch.clear_autocast_cache()
+
+
+@pytest.mark.parametrize("name", ["vitas-deit-laptop", "vit-resnas-laptop"])
+def test_half_precision_and_a_teacher_on_cuda(name, monkeypatch):
+    recipe = resolve(name, ["loss.teachers=[resnet10t]", "train.ema=null", "train.amp=bfloat16"])
+    with rehearsing(True), FakeTensorMode():
+        teachers = [moved(t, CUDA) for t in untrained_teachers(recipe.loss.teachers, 10, recipe.loss.teacher_size)]
+        net = moved(_network(recipe, space_of(recipe), 10), CUDA)
+        trainer = Trainer(net, recipe, 100, 100, Nowhere(device=CUDA), teachers)
+        part = trainer._taught(on(CUDA, _batch(trainer, 10)))
+        with autocast(CUDA, "bfloat16"):
+            made = trainer._forward(trainer.sampler.turns(3)[-1], part.batch.x)
+            loss = trainer._loss(made, part, None)
+        assert made.logits.dtype == torch.bfloat16
+        assert (part.batch.target.device.type, loss.device.type, loss.dtype) == ("cuda", "cuda", torch.float32)
+
+
+def states(optimizer: torch.optim.Optimizer) -> list[dict[str, tuple[torch.device, torch.dtype]]]:
+    return [{k: (t.device, t.dtype) for k, t in state.items()} for state in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("words", [{"fused": True}, {"capturable": True}, {}])
+def test_a_restored_optimiser_lies_where_a_fresh_one_does(words):
+    """Fused kernels find the count of steps beside the weights."""
+    with FakeTensorMode():
+        net = nn.Linear(4, 2, device=CUDA)
+        optimizer = torch.optim.AdamW(net.parameters(), **words)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        fresh, state = states(optimizer), State(net, optimizer, Guard(10.0), None)
+        saved = state.checkpoint(1)
+        read = replace(saved, tensors={k: t.cpu() for k, t in saved.tensors.items()})  # of a file
+        optimizer.state.clear()
+        state.restore(read)
+        assert states(optimizer) == fresh
+        optimizer.step()
+
+
+def evaluator_of(name: str, pictures: int = 512) -> Evaluator:
+    """On some pictures, in two batches."""
     recipe = resolve(name)
     space = space_of(recipe)
     net = supernet(space, 1000, recipe.sharing).to(META).eval()
-    x, labels = torch.empty(256, 3, space.img_size, space.img_size, device=META), torch.zeros(256, device=META)
+    half = pictures // 2
+    x, labels = torch.empty(half, 3, space.img_size, space.img_size, device=META), torch.zeros(half, device=META)
     given = lambda: iter([(x, labels.long())] * 2)  # noqa: E731
-    return Evaluator(net, given, [x[:64]] * 2 if needs_recalibration(net) else (), pictures=512)
+    return Evaluator(net, given, [x[:64]] * 2 if needs_recalibration(net) else (), pictures=pictures)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -193,3 +269,32 @@ def test_a_round_of_a_search_there(name, waits):
     search.tell(genes, np.stack([scores, cost(space, genes, 1000).macs], 1))
     assert len(search.ask())
     assert waits == {"tolist": 1}
+
+
+def test_few_pictures_first_there(waits):
+    """The panel waits once; each group of candidates once for each part of the pictures."""
+    judge = evaluator_of("vitas-deit", 64)
+    space = judge.net.space
+    found = judge.right(space.sample(2, seed=0))
+    assert (found.dtype, found.shape, waits) == (torch.float64, (2, 64), {"cpu": 1})
+    waits.clear()
+    images = np.zeros((2048, 4, 4, 3), dtype=np.uint8)
+    side = EvalTransform(16, 1.0, "bilinear")
+    part = Pictures(Arrays(images), np.arange(2048) % 2, "ab", memory=3e-6 * 300 * 16**2)
+    given = list[Pictures]()
+
+    def evaluator(some: Pictures) -> Evaluator:
+        given.append(some)
+        return evaluator_of("vitas-deit", len(some))
+
+    pictures = SimpleNamespace(search=part, transform=side)
+    trained = SimpleNamespace(pictures=pictures, evaluator=evaluator, net=judge.net, space=space, recipe=resolve("s3"))
+    world, options = Elsewhere(device=META), split_options({"few": 128})[0]
+    race = FewFirst.of(trained, options, Scorer(judge, None, world), world, None)  # type: ignore[arg-type]
+    assert [len(some) for some in given] == np.diff([0, *race.ends]).tolist()
+    assert sum(len(some) for some in given if some.fits(side)) <= 300  # they share the memory
+    archs = space.sample(2, seed=1)
+    steps = race.scores(archs, [{}] * 2, 0, lambda guess: np.zeros(2), estimates=False)
+    assert sum(steps) == 2
+    assert waits["tolist"] == len(race.ends)
+    assert set(waits) == {"tolist"}

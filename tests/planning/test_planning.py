@@ -3,24 +3,28 @@ table; nothing is left behind."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.training import THOROUGH, recipe
 from torch.utils.flop_counter import FlopCounterMode
 
-from superformer import kernels
+from superformer import kernels, planning
 from superformer.cost import cost
 from superformer.errors import SuperformerError
-from superformer.planning import AHEAD, Step, plan, traced
+from superformer.planning import AHEAD, Step, measured, plan, traced
 from superformer.planning.devices import Devices, published
 from superformer.planning.trace import Trace, Work, size_of
-from superformer.recipes import names, resolve, space_of
+from superformer.recipes import Recipe, names, resolve, space_of
 from superformer.runs.processes import World
+from superformer.settings import DEVICE
 from superformer.train.preparation import build_trainer
 
 PLANNED = Path(__file__).parents[2] / "benchmarks" / "planned_memory.py"
@@ -89,7 +93,8 @@ def test_more_devices_share_a_batch_and_less_memory_is_found():
     shared = plan("vit-resnas-laptop", "digits", "2xA100-80GB")
     assert whole["steps"] == shared["steps"]
     assert shared["memory"]["activations"] < 0.6 * whole["memory"]["activations"]
-    assert shared["bytes_sent_a_step"] == shared["memory"]["gradients"]  # half of them there and back
+    # half of them there and back; and sums of batch norms
+    assert shared["memory"]["gradients"] < shared["bytes_sent_a_step"] < 1.1 * shared["memory"]["gradients"]
     assert whole["bytes_sent_a_step"] == 0
     assert set(whole["memory"]) >= {"weights", "gradients", "optimizer", "activations", "total"}
     json.dumps(whole)
@@ -124,6 +129,91 @@ def test_times_follow_the_table():
         with pytest.raises(SuperformerError, match="devices are written as 8xA100-80GB"):
             Devices.read(text)
     assert str(Devices.read("a100-80gb")) == "1xA100-80GB"
+    assert str(Devices.read("64xH100")) == "64xH100-80GB"
+    with pytest.raises(SuperformerError, match="A100-40GB or A100-80GB"):
+        Devices.read("8xA100")
+
+
+def test_this_machines_processor_needs_no_table(monkeypatch):
+    monkeypatch.setattr(planning, "GLANCE", 0.1)
+    found = plan("vitas-v1-laptop", "digits", "cpu")
+    assert found["devices"].startswith("1x")
+    assert found["memory"]["pictures"] < plan("vitas-v1-laptop", "digits")["memory"]["pictures"]  # none wait there
+    assert "measured" in found["assumed"][0]
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv(DEVICE, "xpu")
+    with pytest.raises(SuperformerError, match="no device 'xpu' here"):
+        plan("vitas-v1-laptop", "digits")
+
+
+def test_auto_is_the_precision_of_the_planned_device():
+    def memory(device: str, *words: str) -> dict[str, int]:
+        return plan("vitas-v1-laptop", "digits", device, words)["memory"]
+
+    auto, half, whole = "train.amp=auto", "train.amp=bfloat16", "train.amp=off"
+    assert memory("A100-80GB", auto) == memory("A100-80GB", half) != memory("A100-80GB", whole)
+    assert memory("T4-16GB", auto) == memory("T4-16GB", whole)
+
+
+def test_work_and_messages_are_those_of_the_traced_step():
+    """Of what is computed again and of teachers, too; gradients in the precision in which they travel."""
+    own = resolve("vitas-deit-laptop", ["train.ema=null"])
+    space, per = space_of(own), (10, 10, 10)
+    once = plan(own, "digits")["macs_a_step"]
+    step = traced(own, space, *per)
+    assert once == pytest.approx(3 * step.mean, rel=0.08)
+    for word in ("train.recompute=true", "loss.teachers=[resnet10t]"):
+        assert plan("vitas-deit-laptop", "digits", changes=["train.ema=null", word])["macs_a_step"] > 1.1 * once, word
+    words = ["train.ema=null", "gradients.travel=bfloat16"]
+    both = [traced(resolve("vitas-deit-laptop", w), space, *per, 2).sent for w in (words[:1], words)]
+    assert both[1] == pytest.approx(both[0] / 2, rel=1e-3)
+    assert step.sent == 0
+
+
+def test_what_cannot_fit_is_not_traced(monkeypatch):
+    own = resolve("vitas-v1-laptop", ["train.batch_size=64", "train.amp=off"])
+    device, asked = replace(published()["A100-80GB"], memory=100 / 0.92), list[str]()
+
+    def step_of(recipe: Recipe, *how: object) -> Step:
+        train = recipe.train
+        asked.append(f"{train.amp} {train.recompute} {train.accumulate}")
+        least = 1000 / train.accumulate * (0.5 if train.amp == "bfloat16" else 1) * (0.3 if train.recompute else 1)
+        return Step({**dict.fromkeys(("weights", "optimizer", "average"), 10), "activations": round(least),
+                     "total": 30 + round(least)}, [Work(1, 1)], 1.0, 1.0, 0)  # fmt: skip
+
+    monkeypatch.setattr(planning, "traced", step_of)
+    whole = step_of(own).memory
+    asked.clear()
+    found = list(planning._that_fit(own, space_of(own), 10, 10, 10, Devices(1, device), whole, True))
+    assert [row["words"][-1] for row in found] == [f"train.accumulate={n}" for n in (16, 8, 8, 4)]
+    assert asked[:2] == ["off False 16", "bfloat16 False 8"]
+    assert len(asked) < 8
+
+
+def test_several_devices_like_the_one_at_hand(monkeypatch):
+    device = replace(published()["T4-16GB"], name="here", published=False)
+    monkeypatch.setattr(planning, "_at_hand", lambda *how: device)
+    found = plan("vitas-v1-laptop", "digits", "2xA100-80GB", measure=1.0)
+    assert found["devices"] == "2xhere"
+    assert found["bytes_sent_a_step"] > 0
+    assert "600 GB/s between devices" in found["assumed"][0]
+
+
+def test_what_is_reached_is_a_share_of_the_peak_that_steps_use(monkeypatch):
+    """Of half precision's, where they have that; nothing hides that it is above 1."""
+    device = replace(published()["A100-80GB"], reached=1.0, starts=1e30)
+    trainer, work = SimpleNamespace(parameters=[torch.zeros(1)]), [Work(10**15, 0)]
+    clock = itertools.count()
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: float(next(clock)))
+
+    def share(half: bool) -> float:
+        return measured.reached(device, trainer, lambda n: None, work, 0.0, half).reached  # type: ignore[arg-type]
+
+    single, half = share(False), share(True)
+    assert single / half == pytest.approx(device.half / device.single)
+    assert single > 1
 
 
 def test_nothing_is_left_behind(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,11 @@ from superformer.errors import SuperformerError
 from superformer.families.network import Network
 from superformer.kernels import accelerated, rehearsing
 from superformer.kernels.slices import MEMORY
-from superformer.planning.devices import Device, Devices
-from superformer.planning.measured import here, reached
+from superformer.planning.devices import CPU, REACHED, Device, Devices, counted
+from superformer.planning.measured import peaks, reached
 from superformer.planning.trace import Trace, Work, size_of
 from superformer.recipes import Recipe, from_tree, resolve, space_of
-from superformer.runs.processes import World, device_here
+from superformer.runs.processes import OnItsWay, World, device_here, synchronise
 from superformer.space import Space
 from superformer.space.schema import family
 from superformer.spaces import supernet
@@ -40,8 +40,10 @@ IMAGENET_PICTURES, IMAGENET_CLASSES = 1_281_167, 1000
 """Of the papers' data, where no other are named."""
 FEW = 16
 """Pictures of a step that is measured."""
-LEAST = 0.9
-"""Of its share of the activations, that a part of a batch takes at least."""
+LEAST, HALF = 0.9, 0.5
+"""Of its share of the activations, that a part of a batch takes at least; of float32's, that half precision does."""
+GLANCE = 2.0
+"""Seconds to find out what this machine's processor can do."""
 AHEAD = 3
 """Batches that lie on an accelerator before they are used: two that wait, one that arrives."""
 LOOKED_AT = 64
@@ -51,13 +53,14 @@ LOOKED_AT = 64
 @dataclass(frozen=True)
 class Step:
     """What a step takes of one device: bytes by kind, and the work of its operations. ``number``: which one it is;
-    ``macs``: of its forward passes, ``mean``: of those of the mean step; ``grads``: bytes that processes average."""
+    ``macs``: of its sub-networks' forward passes, ``mean``: of those of the mean step; ``sent``: bytes that processes
+    add up."""
 
     memory: dict[str, int]
     work: list[Work]
     macs: float
     mean: float
-    grads: int
+    sent: int
     number: int = 0
 
 
@@ -65,32 +68,48 @@ def plan(
     recipe: Recipe | str, data_spec: str | None = None, devices: str = "1xA100-80GB", changes: Sequence[str] = (),
     measure: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a training will take, in numbers. ``measure``: on the device of this process, with so many seconds to find
-    out what it reaches, in place of ``devices``."""
+    """What a training will take, in numbers. ``measure``: on devices like that of this process, as many as ``devices``
+    says, with so many seconds to find out what it reaches."""
     settings = recipe if isinstance(recipe, Recipe) else resolve(recipe, changes)
-    space, own = space_of(settings), Devices.read(devices)
+    space, (count, kind), this = space_of(settings), counted(devices), device_here()
+    cpu = kind.lower() == CPU
+    own = None if cpu else Devices.read(devices)
     pictures, classes, known = _pictures(settings, space, data_spec)
     per_epoch = data.steps_per_epoch(pictures, settings.train.batch_size)
     steps = count_steps(settings, per_epoch)
-    elsewhere = measure is None or accelerated(device_here())
+    elsewhere = accelerated(this) if measure is not None else not cpu
     if measure is not None:
-        own = Devices(1, _at_hand(settings, space, classes, steps, per_epoch, measure, elsewhere))
+        found = _at_hand(settings, space, classes, steps, per_epoch, measure, this)
+        own = Devices(count, found if own is None else replace(found, link=own.device.link))
+    elif own is None:
+        own = Devices(count, replace(peaks(torch.device(CPU), GLANCE), reached=REACHED))
+    settings = _settled(settings, own.device)
     how = space, classes, steps, per_epoch, own
-    found = _told(settings, own, traced(settings, *how[:4], own.count, elsewhere), steps, per_epoch)
-    found |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
-    return found if found["fits"] else found | {"changes": list(_that_fit(settings, *how, found["memory"]))}
+    told = _told(settings, own, traced(settings, *how[:4], own.count, elsewhere), steps, per_epoch)
+    told |= {"recipe": settings.name, "pictures": pictures, "data": known, "classes": classes}
+    return told if told["fits"] else told | {"changes": list(_that_fit(settings, *how, told["memory"], elsewhere))}
+
+
+def _settled(recipe: Recipe, device: Device) -> Recipe:
+    """The recipe with the precision that ``auto`` means on a device."""
+    if recipe.train.amp != "auto":
+        return recipe
+    amp = "bfloat16" if device.bfloat16 else "off"
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"amp": amp})})
 
 
 def _at_hand(
-    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, seconds: float, elsewhere: bool
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, seconds: float, this: torch.device
 ) -> Device:
     """The device of this process, by real steps with few pictures."""
+    device = peaks(this, seconds / 10)
     least = recipe.sampling.networks if recipe.sampling.rule == "multi" else 1
     few = min(recipe.train.batch_size, max(FEW // least, 1) * least * recipe.train.accumulate)
-    small = _with(recipe, few)
-    step = traced(small, space, classes, steps, per_epoch, elsewhere=elsewhere)
-    trainer, batch = real_step(small, space, classes, steps, per_epoch, World(device=device_here()))
-    return reached(here(seconds / 10), trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2)
+    small = _settled(_with(recipe, few), device)
+    step = traced(small, space, classes, steps, per_epoch, elsewhere=accelerated(this))
+    trainer, batch = real_step(small, space, classes, steps, per_epoch, World(device=this))
+    half = small.train.amp != "off"
+    return reached(device, trainer, lambda n: trainer.step(step.number, batch), step.work, seconds / 2, half)
 
 
 def real_step(
@@ -112,23 +131,28 @@ def real_step(
 
 
 def _that_fit(
-    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices, memory: dict[str, int]
-) -> Iterator[dict[str, Any]]:
-    """What to change where ``memory`` is too much: the fewest words of each kind that are enough."""
+    recipe: Recipe, space: Space, classes: int, steps: int, per_epoch: int, devices: Devices, memory: dict[str, int],
+    elsewhere: bool,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """What to change where ``memory`` is too much: the fewest words of each kind that are enough. What cannot be enough
+    is not traced, which takes long."""
     share = recipe.train.batch_size // devices.count
     halves = [2**k for k in range(share.bit_length()) if share % 2**k == 0]
-    for words in ([], ["train.amp=bfloat16"], ["train.recompute=true"], ["train.amp=bfloat16", "train.recompute=true"]):
-        if "train.amp=bfloat16" in words and (recipe.train.amp not in ("off", "auto") or not devices.device.bfloat16):
+    always = memory["total"] - memory["activations"]
+    known: dict[tuple[str, ...], float] = {(): memory["activations"]}  # by words: those of a whole batch at least
+    amp, recompute = "train.amp=bfloat16", "train.recompute=true"
+    for words in ((), (amp,), (recompute,), (amp, recompute)):
+        if amp in words and (recipe.train.amp != "off" or not devices.device.bfloat16):
             continue
-        whole = {} if words else memory
+        whole = known.get(words, HALF * known.get(tuple(w for w in words if w != amp), 0))
         for parts in halves if words else halves[1:]:
             changes = [*words, *([f"train.accumulate={parts}"] if parts > 1 else [])]
-            if whole and whole["total"] - whole["activations"] * (1 - LEAST / parts) > devices.device.usable:
+            if always + LEAST * whole / parts > devices.device.usable:
                 continue  # a part of a batch takes its share
             with suppress(SuperformerError):  # batches that cannot be cut like this
                 changed = from_tree(recipe.model_dump(mode="json"), recipe.name, changes)
-                step = traced(changed, space, classes, steps, per_epoch, devices.count)
-                whole = whole or step.memory
+                step = traced(changed, space, classes, steps, per_epoch, devices.count, elsewhere)
+                known[words] = whole = max(whole, parts * step.memory["activations"])
                 found = _told(changed, devices, step, steps, per_epoch)
                 if found["fits"]:
                     yield {"words": changes, "total": found["memory"]["total"], "hours": found["hours"]}
@@ -145,11 +169,27 @@ def _pictures(recipe: Recipe, space: Space, spec: str | None) -> tuple[int, int,
     return kept, IMAGENET_CLASSES, "ImageNet-1k (assumed: name yours with --data)"
 
 
+@dataclass(frozen=True)
 class Nowhere(World):
-    """A process whose tensors have no numbers."""
+    """A process whose tensors have no numbers, and go nowhere. ``sent``: bytes of those that others would add to."""
+
+    sent: list[int] = field(default_factory=list, compare=False)
 
     def read(self, numbers: Tensor) -> Any:
         return np.zeros(tuple(numbers.shape)).tolist()
+
+    def add_up(self, tensor: Tensor) -> None:
+        self.sent.append(tensor.nbytes)
+
+    def add_up_later(self, flat: Tensor) -> OnItsWay:
+        self.sent.append(flat.nbytes)
+        return _There()
+
+
+class _There:
+    """Nothing to wait for."""
+
+    def wait(self) -> None: ...
 
 
 def traced(
@@ -166,7 +206,10 @@ def traced(
     with rehearsing(elsewhere), FakeTensorMode(), Trace() as trace:
         taught = untrained_teachers(share.loss.teachers, classes, share.loss.teacher_size)
         single = share.model_copy(update={"train": share.train.model_copy(update={"ema": None})})  # it makes a copy
-        trainer = Trainer(_network(share, space, classes), single, steps, per_epoch, Nowhere(), taught)
+        world = Nowhere(0, processes)
+        trainer = Trainer(_network(share, space, classes), single, steps, per_epoch, world, taught)
+        if processes > 1 and recipe.train.sync_norm:
+            synchronise(trainer.net, world)
         if share.train.ema is not None:
             trainer.ema = _Average(_network(share, space, classes))  # type: ignore[assignment]
         looked = sorted({round(k * (steps - 1) / (LOOKED_AT - 1)) for k in range(LOOKED_AT)})
@@ -177,15 +220,14 @@ def traced(
         if not elsewhere:  # whose memory of gradients stays
             trainer.step(largest, pictures)
         trace.begin()
+        world.sent.clear()
         trainer.step(largest, pictures)
         memory = {name: size_of(tensors) for name, tensors in _held(trainer).items()}
         memory["pictures"] = size_of(t for t in vars(pictures).values() if isinstance(t, Tensor))
-    apart = _apart(share)  # gradients that are averaged by themselves
-    grads = (1 + apart) * size_of([p.grad for p in trainer.parameters if p.grad is not None])
     memory["activations"] = max(trace.peak - sum(memory.values()), 0)
     memory["pictures"] *= 1 + AHEAD * elsewhere
     memory["total"] = sum(memory.values())
-    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), grads, largest)
+    return Step(memory, trace.work, macs[largest], sum(macs.values()) / len(macs), sum(world.sent), largest)
 
 
 def _with(recipe: Recipe, batch: int, parts: int | None = None) -> Recipe:
@@ -207,7 +249,8 @@ def _of_parts(
     memory = two.memory | {"pictures": two.memory["pictures"] * parts // 2}
     memory["total"] += memory["pictures"] - two.memory["pictures"]
     each = list((Counter(two.work) - Counter(one.work)).elements())
-    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, two.grads, two.number)
+    sent = one.sent + (parts - 1) * (two.sent - one.sent)
+    return Step(memory, one.work + (parts - 1) * each, parts * one.macs, parts * one.mean, sent, two.number)
 
 
 @torch.no_grad()
@@ -282,11 +325,10 @@ def _macs(trainer: Trainer, n: int, pictures: int) -> float:
 
 
 def _told(recipe: Recipe, devices: Devices, step: Step, steps: int, per_epoch: int) -> dict[str, Any]:
-    device, amp = devices.device, recipe.train.amp
-    half = devices.device.bfloat16 if amp == "auto" else amp != "off"
+    device = devices.device
     share = step.mean / max(step.macs, 1e-9)  # of the largest step's work, that the mean one has
-    computing = share * device.seconds(step.work, half)
-    sent = 2 * (devices.count - 1) / devices.count * step.grads
+    computing = share * device.seconds(step.work, recipe.train.amp != "off")
+    sent = 2 * (devices.count - 1) / devices.count * step.sent
     sending = sent / device.link if devices.count > 1 else 0.0
     seconds = computing + sending
     keep = recipe.watch.keep
@@ -295,8 +337,9 @@ def _told(recipe: Recipe, devices: Devices, step: Step, steps: int, per_epoch: i
         "steps": steps, "epochs": steps / per_epoch, "batch": recipe.train.batch_size, "devices": str(devices),
         "seconds_a_step": seconds, "hours": steps * seconds / 3600,
         "device_hours": devices.count * steps * seconds / 3600,
-        "macs_a_step": 3 * step.mean, "launches": len(step.work), "bytes_sent_a_step": sent, "sending_seconds": sending,
-        "bytes_moved_a_step": sum(w.bytes for w in step.work), "memory": step.memory,
+        "macs_a_step": share * sum(w.flops for w in step.work) / 2, "launches": len(step.work),
+        "bytes_sent_a_step": sent, "sending_seconds": sending,
+        "bytes_moved_a_step": share * sum(w.bytes for w in step.work), "memory": step.memory,
         "fits": step.memory["total"] <= device.usable, "disk": keep * states + 2 * step.memory["weights"],
         "assumed": device.assumed,
     }  # fmt: skip

@@ -17,6 +17,8 @@ REACHED = 0.5
 """Of the published peaks, by ordinary operations; ``--measure`` replaces it."""
 STARTS = 150_000
 """Operations that a host starts in a second."""
+CPU = "cpu"
+"""The processor of this machine, which no table knows."""
 USABLE = 0.92
 """Of the memory: the rest is the driver's, the libraries', and lost between blocks."""
 
@@ -70,14 +72,25 @@ class Devices:
 
     @staticmethod
     def read(text: str) -> Devices:
-        """8xA100-80GB, A100-80GB."""
-        found = re.fullmatch(r"(?:(\d{1,5})\s*x\s*)?([\w-]+)", text.strip())
-        count, name = (int(found[1] or 1), found[2]) if found else (0, text)
-        known = {key.lower(): key for key in published()}
-        if count < 1 or name.lower() not in known:
-            what = nearest(name, sorted(published()))
+        """8xA100-80GB, A100-80GB; 64xH100, where only one begins like that."""
+        count, name = counted(text)
+        begin = [key for key in published() if key.lower().startswith(name.lower())]
+        meant = [key for key in begin if key.lower() == name.lower()] or begin
+        if len(meant) > 1:
+            raise SuperformerError(f"devices are written as 8xA100-80GB, and {text!r} may be {' or '.join(meant)}")
+        if not meant:
+            what = nearest(name, [*sorted(published()), CPU])
             raise SuperformerError(f"devices are written as 8xA100-80GB, not {text!r}: {what}")
-        return Devices(count, published()[known[name.lower()]])
+        return Devices(count, published()[meant[0]])
+
+
+def counted(text: str) -> tuple[int, str]:
+    """How many devices, and of which name."""
+    found = re.fullmatch(r"(?:(\d{1,5})\s*x\s*)?([\w-]+)", text.strip())
+    if found is None or int(found[1] or 1) < 1:
+        what = nearest(text, [*sorted(published()), CPU])
+        raise SuperformerError(f"devices are written as 8xA100-80GB, not {text!r}: {what}")
+    return int(found[1] or 1), found[2]
 
 
 @cache

@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 
 from superformer import machine
-from superformer.kernels import accelerated, device_name, finished
+from superformer.kernels import accelerated, device_name, finished, multiplies_bfloat16, precision
 from superformer.planning.devices import Device
 from superformer.planning.trace import Work
-from superformer.runs.processes import device_here
 from superformer.train.step import Trainer
 
 SIDES, BYTES, STARTED = (768, 4096), 2**26, 2000
@@ -20,22 +19,22 @@ SIDES, BYTES, STARTED = (768, 4096), 2**26, 2000
 LEAST_STEPS = 3
 
 
-def here(seconds: float = 6.0) -> Device:
-    """This process's device, by what it multiplies, copies and starts in so many seconds."""
-    device = device_here()
-    part, other = seconds / 4, accelerated(device)
+def peaks(device: torch.device, seconds: float = 6.0) -> Device:
+    """A device of this machine, by what it multiplies, copies and starts in so many seconds."""
+    part, other, bfloat16 = seconds / 4, accelerated(device), multiplies_bfloat16(device.type)
     side = SIDES[other]
+    precision(device, "off")  # as steps multiply float32: as TF32, where there is that
     x, y = (torch.randn(side, side, device=device) for _ in range(2))
     single = 2 * side**3 * _often(lambda: x @ y, x, part)
     halved = x.to(torch.bfloat16), y.to(torch.bfloat16)
-    half = 2 * side**3 * _often(lambda: halved[0] @ halved[1], x, part) if other else single
+    half = 2 * side**3 * _often(lambda: halved[0] @ halved[1], x, part) if other or bfloat16 else single
     large = torch.empty(BYTES // 4, device=device)
     bandwidth = 2 * BYTES * _often(large.clone, large, part)
     tiny = torch.zeros(1, device=device)
     starts = STARTED * _often(lambda: [tiny.add_(1) for _ in range(STARTED)], tiny, part)
     memory = torch.accelerator.get_memory_info(device)[1] if other else machine.memory()
     name = device_name(device) or machine.machine()
-    return Device(name, float(memory), single, half, bandwidth, bandwidth, True, 1.0, starts, published=False)
+    return Device(name, float(memory), single, half, bandwidth, bandwidth, bfloat16, 1.0, starts, published=False)
 
 
 def _often(work: Callable[[], object], like: torch.Tensor, seconds: float) -> float:
@@ -52,10 +51,10 @@ def _often(work: Callable[[], object], like: torch.Tensor, seconds: float) -> fl
 
 
 def reached(
-    device: Device, trainer: Trainer, step: Callable[[int], object], work: list[Work], seconds: float
+    device: Device, trainer: Trainer, step: Callable[[int], object], work: list[Work], seconds: float, half: bool
 ) -> Device:
-    """The device with the share of its peaks that real steps reach: those of a ``trainer``, whose traced ``work`` is
-    known, for some seconds."""
+    """The device with the share of its peaks (of those in ``half`` precision, where steps use it) that real steps
+    reach: those of a ``trainer``, whose traced ``work`` is known, for some seconds. Caches may let it be above 1."""
     step(0)
     like = trainer.parameters[0]
     finished(like)
@@ -65,4 +64,4 @@ def reached(
         done += 1
     finished(like)
     taken = (time.perf_counter() - begun) / done
-    return replace(device, reached=min(device.seconds(work) / taken, 1.0))
+    return replace(device, reached=device.seconds(work, half) / taken)
