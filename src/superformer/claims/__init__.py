@@ -5,8 +5,11 @@ Numbers are kept as soon as they are known, in one file (`superformer.claims.sto
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,70 +18,83 @@ from rich.console import Console
 
 from superformer import files
 from superformer.claims.declaration import Claim, named
-from superformer.claims.measures import Arm, measured
+from superformer.claims.lengths import Asked, Lengths
+from superformer.claims.measures import measured
 from superformer.claims.page import FILES, write_page
-from superformer.claims.store import Store, export
+from superformer.claims.store import Pictures, Store
+from superformer.claims.summary import export
+from superformer.errors import SuperformerError
 from superformer.machine import machine
 from superformer.progress import chapter, quiet, teller
-from superformer.runs import Run
-from superformer.train.preparation import epochs_within
 
 SEEDS = 3
-TRAINING, EACH = 0.6, 2.0
-"""The share of a run's time that its training has, the rest is for searching and judging; minutes of a training where
-arms have equal times and nobody says how long."""
+SMALL = ("weak-augmentation", "warm-up", "distillation-in-swin")
+"""What a budget is spent on where no claim is named: two arms each, a supernet a run."""
 
 
 def run(
     names: Sequence[str] = (), data: str = "digits", home: str | Path = "runs/claims", seeds: int = SEEDS,
     budget: float | None = None, out: str | Path | None = None, console: Console | None = None,
+    epochs: float | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure claims, all or those that are named. ``budget``: minutes for all of it; trainings of a recipe have the
-    same epochs, as many as fit. ``out``: a folder for the page and the files it is made of, else ``home``; runs that
-    are in such files are not measured again."""
-    folder, shown, claims = Path(home), quiet(console), named(list(names))
-    pages = Path(out or folder)
+    """Measure claims: those that are named, or all; with a ``budget`` of minutes for all of it, a few (`SMALL`).
+    ``epochs``: of each training, else as fit into the budget, or as the claims say (`superformer.claims.lengths`).
+    ``out``: a folder for the page and the files it is made of, else ``home``; runs that are in such files are not
+    measured again. With ``seeds=0`` nothing is measured, and the page is made again."""
+    if budget is not None and epochs is not None:
+        raise SuperformerError("a budget and epochs both say how long to train: leave one of them out")
+    folder, shown = Path(home), quiet(console)
+    claims = named(list(names or (SMALL if budget is not None else ())))
+    pages, tell = Path(out or folder), teller(quiet(console))
     files.make_folder(pages / FILES)
-    runs = sum(len(claim.arms) for claim in claims.values()) * seeds
-    each = None if budget is None else TRAINING * budget / runs
-    found = []
     with Store(folder / "claims.db") as store:
-        for name, claim in named([]).items():
-            store.learn(name, pages / FILES / f"{name}.json", claim.length)
-        for name, claim in claims.items():
-            with chapter(shown, f"{name}: {claim.title}"):
-                _claim(name, claim, data, folder, seeds, each, store, console)
-                found.append(export(name, claim, store, pages / FILES))
-                teller(shown)(f"{name}: {found[-1]['verdict']}")
-        known = [export(name, claim, store, pages / FILES) for name, claim in named([]).items() if store.rows(name)]
-    write_page(known, pages)
+        _learn(store, pages)
+        if seeds:
+            asked = Asked(data, folder, seeds, epochs, budget, console)
+            lengths = Lengths(asked, Pictures.of(data), store, tell)
+            lengths.plan(claims)
+            for name, claim in claims.items():
+                with chapter(shown, f"{name}: {claim.title}"):
+                    _measure(name, claim, lengths, store)
+                    tell(f"{name}: {_export(store, pages)[name]['verdict']}")
+        every = _export(store, pages)
+        return [every[name] for name in claims]
+
+
+def _measure(name: str, claim: Claim, lengths: Lengths, store: Store) -> None:
+    """The runs of a claim that are still missing."""
+    for arm in lengths.missing({name: claim}):
+        lengths.tell(f"{arm.name}, seed {arm.seed}")
+        length, epochs = lengths.decide(claim, arm)
+        key = lengths.key(name, claim, arm.name, arm.seed, length)
+        if not store.has(key):  # which length it has may be known only now
+            begun = time.monotonic()
+            store.put(key, epochs, measured(replace(arm, epochs=epochs)), time.monotonic() - begun, machine())
+
+
+def _learn(store: Store, pages: Path) -> None:
+    """What files know that were written before: the runs, and how long those of a recipe are."""
+    for name, claim in named([]).items():
+        store.learn(name, pages / FILES / f"{name}.json")
+        for row in store.rows(name) if claim.same == "epochs" else ():
+            store.length(claim.recipe, row["data"], row["length"])
+
+
+def _export(store: Store, pages: Path) -> dict[str, dict[str, Any]]:
+    """Write the files of all claims and the page, with what another process has written there meanwhile."""
+    with _alone(pages / FILES):
+        _learn(store, pages)
+        found = {name: export(name, claim, store, pages / FILES) for name, claim in named([]).items()}
+        write_page(list(found.values()), pages)
     return found
 
 
-def _claim(
-    name: str, claim: Claim, data: str, home: Path, seeds: int, minutes: float | None, store: Store,
-    console: Console | None,
-) -> None:  # fmt: skip
-    """The runs of a claim that are still missing; seed by seed, so that arms can be compared early."""
-    tell = teller(quiet(console))
-    for seed in range(seeds):
-
-        def other(arm: str, seed: int = seed) -> Run:
-            return Arm(claim, tuple(claim.arms[arm]), seed, data, home, store.length(claim.length(arm), data)).trained()
-
-        for arm, words in claim.arms.items():
-            key = (name, data, arm, seed)
-            if store.has(key):
-                continue
-            alike = claim.length(arm)
-            epochs = store.length(alike, data)
-            tell(f"{arm}, seed {seed}")
-            one = Arm(claim, tuple(words), seed, data, home, epochs, console)
-            if epochs is None:
-                given = minutes or (EACH if claim.same == "minutes" else None)
-                epochs = one.recipe.train.epochs if given is None else epochs_within(one.recipe, data, given)
-                epochs = float(f"{epochs:.3g}")
-                store.length(alike, data, epochs)
-                one = replace(one, epochs=epochs)
-            begun = time.monotonic()
-            store.put(key, epochs, measured(one, other), time.monotonic() - begun, machine())
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: the others wait. The lock is one of the folder itself, and goes with its process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

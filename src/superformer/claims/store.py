@@ -1,28 +1,56 @@
-"""Every number of every run of a claim, in one SQLite file; and as small JSON files."""
+"""Every number of every run of claims, in one SQLite file. A run is told by its claim, pictures, arm, seed, length and
+the words that it was run with: measured longer, or declared otherwise, it is another one, and both are kept."""
 
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from superformer import files
-from superformer.claims.declaration import Claim
-from superformer.claims.verdict import Values, differences, verdict
-from superformer.data.sources import label as label
+from superformer.claims.declaration import LIMITED, Claim
+from superformer.data import sources
+from superformer.data.stores import digest
 from superformer.errors import SuperformerError
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    claim TEXT, data TEXT, arm TEXT, seed INTEGER, epochs REAL, vals TEXT, seconds REAL, machine TEXT,
-    PRIMARY KEY (claim, data, arm, seed)
+CREATE TABLE IF NOT EXISTS measured (
+    claim TEXT, data TEXT, pictures TEXT, arm TEXT, seed INTEGER, length REAL, words TEXT,
+    epochs REAL, vals TEXT, seconds REAL, machine TEXT,
+    PRIMARY KEY (claim, data, pictures, arm, seed, length, words)
 );
 CREATE TABLE IF NOT EXISTS lengths (alike TEXT, data TEXT, epochs REAL, PRIMARY KEY (alike, data));
 """
+COLUMNS = ("claim", "data", "pictures", "arm", "seed", "length", "words", "epochs", "vals", "seconds", "machine")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures by the name of their file or folder, wherever it lies, and a hash of them: others may have the name.
+    Runs of an earlier version have no hash, and count for any pictures of their name."""
+
+    data: str
+    hash: str = ""
+
+    @staticmethod
+    def of(spec: str) -> Pictures:
+        known = sources.resolve(spec).train
+        return Pictures(sources.label(spec), digest([known.store.digest().encode(), known.labels.tobytes()])[:12])
+
+
+@dataclass(frozen=True)
+class Key:
+    """A run. ``length``: the epochs of its trainings; of arms with equal times, minutes."""
+
+    claim: str
+    pictures: Pictures
+    arm: str
+    seed: int
+    length: float
+    words: str
 
 
 class Store:
@@ -33,6 +61,7 @@ class Store:
         try:
             self.db = sqlite3.connect(path, isolation_level=None, timeout=60)
             self.db.executescript(SCHEMA)
+            self._take_over()
         except sqlite3.DatabaseError as error:
             raise SuperformerError(f"{path} cannot be read as a file of claims ({error}): move it away") from error
 
@@ -42,78 +71,79 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.db.close()
 
-    def put(self, key: tuple[str, str, str, int], epochs: float, values: Mapping[str, float], seconds: float,
-            machine: str) -> None:  # fmt: skip
-        row = (*key, epochs, json.dumps(dict(values)), seconds, machine)
-        self.db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    def _take_over(self) -> None:
+        """The rows of an earlier version. With which words they were run, the files say that were made of them
+        (`learn`)."""
+        if not self.db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'runs'").fetchone():
+            return
+        old = self.db.execute("SELECT claim, data, arm, seed, epochs, vals, seconds, machine FROM runs").fetchall()
+        self.db.execute("BEGIN IMMEDIATE")
+        for claim, data, arm, seed, epochs, *rest in old:
+            self._insert((claim, sources.label(data), "", arm, seed, epochs, "", epochs, *rest), "IGNORE")
+        self.db.execute("DROP TABLE runs")
+        self.db.execute("COMMIT")
 
-    def has(self, key: tuple[str, str, str, int]) -> bool:
-        claim, data, arm, seed = key
-        where = "claim = ? AND data IN (?, ?) AND arm = ? AND seed = ?"
-        found = self.db.execute(f"SELECT 1 FROM runs WHERE {where}", (claim, data, label(data), arm, seed))
+    def _insert(self, row: tuple[Any, ...], otherwise: str) -> None:
+        places = ", ".join("?" * len(COLUMNS))
+        self.db.execute(f"INSERT OR {otherwise} INTO measured ({', '.join(COLUMNS)}) VALUES ({places})", row)
+
+    def put(self, key: Key, epochs: float, values: Mapping[str, float], seconds: float, machine: str) -> None:
+        who = (key.claim, key.pictures.data, key.pictures.hash, key.arm, key.seed, key.length, key.words)
+        self._insert((*who, epochs, json.dumps(dict(values)), seconds, machine), "REPLACE")
+
+    def has(self, key: Key) -> bool:
+        """Whether it was run, with these pictures as far as is known."""
+        same = "claim = ? AND data = ? AND arm = ? AND seed = ? AND length = ? AND words = ?"
+        who = (key.claim, key.pictures.data, key.arm, key.seed, key.length, key.words)
+        where, hashed = f"{same} AND (pictures IN ('', ?) OR ? = '')", key.pictures.hash
+        found = self.db.execute(f"SELECT 1 FROM measured WHERE {where}", (*who, hashed, hashed))
         return found.fetchone() is not None
 
-    def learn(self, claim: str, file: Path, alike: Callable[[str], str]) -> None:
-        """Runs of an exported file that are not here: those of another machine, say. They know their pictures by name
-        alone (`label`). ``alike``: what runs of an arm are as long as (`Claim.length`)."""
+    def learn(self, claim: str, file: Path) -> None:
+        """Runs of an exported file that are not here: those of another machine or process, say, or of an earlier
+        version, whose words are those of its declaration."""
         if not file.exists():
             return
-        known = {(row["data"], row["arm"], row["seed"]) for row in self.rows(claim)}
-        with files.understood(file, "delete it, or name another --out"):
-            for row in json.loads(file.read_text("utf-8"))["runs"]:
-                data, arm, seed = str(row["data"]), str(row["arm"]), int(row["seed"])
-                values = {str(name): float(value) for name, value in row["values"].items()}
-                if (data, arm, seed) not in known:
-                    self.length(alike(arm), data, float(row["epochs"]))
-                    key = claim, data, arm, seed
-                    self.put(key, float(row["epochs"]), values, float(row["seconds"]), str(row["machine"]))
+        again = "delete it: superformer claims writes it again from what it knows"
+        tree = files.read_object(file, again)
+        try:
+            for arm in tree["arms"] if "place" not in tree else ():  # of an earlier version
+                named = "UPDATE OR IGNORE measured SET words = ? WHERE claim = ? AND arm = ? AND words = ''"
+                self.db.execute(named, (_words(tree, arm), claim, arm))
+            for row in [*tree["runs"], *tree.get("others", [])]:
+                words = row["words"] if "words" in row else _words(tree, row["arm"])
+                length, pictures = (
+                    float(row.get("length", row["epochs"])),
+                    Pictures(row["data"], row.get("pictures", "")),
+                )
+                key = Key(claim, pictures, row["arm"], int(row["seed"]), length, words)
+                if not self.has(key):
+                    self.put(key, float(row["epochs"]), row["values"], float(row["seconds"]), str(row["machine"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise files.DamagedError(
+                f"{file} does not hold what superformer writes there ({error!r}): {again}"
+            ) from error
 
     def length(self, alike: str, data: str, epochs: float | None = None) -> float | None:
-        """The epochs of all runs that are equally long; set once."""
+        """Of all runs that are equally long, where a budget has said it; set once."""
         if epochs is not None:
             self.db.execute("INSERT OR IGNORE INTO lengths VALUES (?, ?, ?)", (alike, data, epochs))
         where = "alike = ? AND data IN (?, ?)"
-        found = self.db.execute(f"SELECT epochs FROM lengths WHERE {where}", (alike, data, label(data))).fetchone()
+        found = self.db.execute(
+            f"SELECT epochs FROM lengths WHERE {where}", (alike, data, sources.label(data))
+        ).fetchone()
         return float(found[0]) if found else None
 
     def rows(self, claim: str) -> list[dict[str, Any]]:
-        names = ("data", "arm", "seed", "epochs", "values", "seconds", "machine")
-        found = self.db.execute(
-            "SELECT data, arm, seed, epochs, vals, seconds, machine FROM runs WHERE claim = ? ORDER BY data, arm, seed",
-            (claim,),
-        )
+        names = ("data", "pictures", "arm", "seed", "length", "epochs", "words", "vals", "seconds", "machine")
+        order = "data, pictures, length, arm, seed, words"
+        found = self.db.execute(f"SELECT {', '.join(names)} FROM measured WHERE claim = ? ORDER BY {order}", (claim,))
         rows = [dict(zip(names, row, strict=True)) for row in found]
-        return [{**row, "data": label(row["data"]), "values": json.loads(row["values"])} for row in rows]
+        return [{**{k: v for k, v in row.items() if k != "vals"}, "values": json.loads(row["vals"])} for row in rows]
 
 
-def summary(name: str, claim: Claim, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is known of a claim: its runs, the paired differences, the verdict. Of several data sets each by itself; the
-    verdict is that of the one with most runs."""
-    by_data: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_data.setdefault(row["data"], []).append(row)
-    judged = []
-    for data, some in by_data.items():
-        values: dict[str, dict[int, float]] = {}
-        for row in some:
-            if claim.measure in row["values"]:
-                values.setdefault(row["arm"], {})[row["seed"]] = row["values"][claim.measure]
-        judged.append({"data": data, **_judged(claim, values), "runs": len(some)})
-    main = max(judged, key=lambda j: j["runs"], default=None)
-    runs = [{**row, "value": row["values"].get(claim.measure)} for row in rows]
-    about = {"claim": name, **claim.model_dump(mode="json")}
-    found = {"verdict": main["verdict"] if main else verdict([], 1), "judged": judged, "runs": runs}
-    return about | found | {"seconds": sum(row["seconds"] for row in rows)}
-
-
-def _judged(claim: Claim, values: Values) -> dict[str, Any]:
-    found = differences(values, claim.order, claim.low_is_better)
-    rows = [{k: None if isinstance(v, float) and math.isinf(v) else v for k, v in asdict(d).items()} for d in found]
-    return {"differences": rows, "verdict": verdict(found, len(claim.order) - 1)}
-
-
-def export(name: str, claim: Claim, store: Store, folder: Path) -> dict[str, Any]:
-    """Write what is known of a claim as ``FOLDER/NAME.json``."""
-    found = summary(name, claim, store.rows(name))
-    files.write(folder / f"{name}.json", json.dumps(found, indent=1) + "\n")
-    return found
+def _words(tree: Mapping[str, Any], arm: str) -> str:
+    """The words of an arm in a file of an earlier version, which holds the whole declaration. Its searches had other
+    limits, and what they found was tuned, not trained anew: none of today's words."""
+    own = Claim.model_validate({name: tree[name] for name in Claim.model_fields if name in tree})
+    return own.words(arm) if arm in own.arms and own.measure not in LIMITED else ""

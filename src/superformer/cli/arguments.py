@@ -68,7 +68,13 @@ DrawFile = Annotated[Word, _opt("--draw", "FILE.svg", "Write a picture of the ne
 ScaledMacs = Annotated[Word, _opt("--macs", "600M", "With NAME: scaled uniformly to these multiply-accumulates.")]
 ScaledParams = Annotated[Word, _opt("--params", "5M", "With NAME: scaled uniformly to these parameters.")]
 RecipeName = Annotated[str, _opt("--recipe", "NAME|FILE", "A published recipe (superformer recipes) or a YAML file.")]
-ClaimNames = Annotated[Words, _arg("[NAME]...", "Claims; without a name all of them (docs/claims.md lists them).")]
+ClaimNames = Annotated[
+    Words, _arg("[NAME]...", "Claims (docs/claims.md lists them); without a name all of them, with --budget a few.")
+]
+ClaimSeeds = Annotated[
+    int, typer.Option("--seeds", metavar="N", min=0, help="Runs of each arm; 0: only make the page again.")
+]
+ClaimEpochs = Annotated[float | None, typer.Option("--epochs", metavar="N", help="Of every training.")]
 ClaimData = Annotated[str, _opt("--data", "SPEC", DATA)]
 ClaimOut = Annotated[Word, _opt("--out", "DIR", "A folder for the page and the JSON files, if not the run's.")]
 Budget = Annotated[float | None, typer.Option("--budget", metavar="MINUTES", help="For all of it, about.")]
@@ -168,7 +174,7 @@ def minutes_of(hours: float | None, minutes: float | None, words: Words = None) 
     """The time that a command may take; words that say how long it takes, too, are refused beside it."""
     if hours is None and minutes is None:
         return None
-    if double := next((w for w in words or () if w.partition("=")[0].strip() == "train.epochs"), None):
+    if double := next((w for w in words or () if w.partition("=")[0].strip().endswith("train.epochs")), None):
         raise SuperformerError(f"{double} and a time both say how long to train: leave one of them out")
     return 60 * (hours or 0) + (minutes or 0)
 
