@@ -83,6 +83,13 @@ def test_a_head_tells_its_task():
     assert asked_for(None, "linear", None)[0] == "classify"
 
 
+def test_vectors_may_decay():
+    made = build(nn.Linear(2, 2), Optimizer(decay_vectors=True))
+    assert [group["weight_decay"] for group in made.param_groups] == [0.05]
+    own = resolve(None, recipe="vitas-upernet-160k").optimizer  # "for the whole model"
+    assert (own.decay_vectors, own.own_no_decay) == (True, False)
+
+
 def test_where_weights_come_from_is_told_once(tmp_path):
     """What transfer.json says is what the network is made with."""
     timm = Source.of(backbone="resnet18")

@@ -169,7 +169,8 @@ class Optimizer(SettingsBase):
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, le=1)
     momentum: Share = 0.9
-    no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; vectors never do")
+    no_decay: tuple[str, ...] = Field((), description="parts of names of weights that do not decay; nor do vectors")
+    decay_vectors: bool = Field(False, description="vectors decay as well: biases, norms")
     own_no_decay: bool = Field(True, description="nor what a family itself names: tokens, positions, scales")
     decay_unused: bool = Field(False, description="shrink also what a step did not use, as released trainers do")
     schedule: Literal["cosine", "constant", "poly", "steps"] = "cosine"

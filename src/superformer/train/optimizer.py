@@ -219,10 +219,11 @@ def check_no_decay(words: Sequence[str], net: nn.Module) -> None:
 def build(
     net: nn.Module, settings: Optimizer, *, decay: bool = True, scales: Mapping[str, float] | None = None
 ) -> TorchOptimizer:
-    """An optimiser of timm with two groups: weights that decay; and those that do not: vectors, the names of
-    ``no_decay`` and, as timm's do, what the network names (DeiT's tokens and positions, Swin's relative ones).
-    Without ``decay`` it shrinks nothing itself; `decay_used` then does. ``scales``: of the learning rate, by names of
-    weights; each makes groups of its own. Weights that need no gradient are left out."""
+    """An optimiser of timm with two groups: weights that decay; and those that do not: vectors (but with
+    ``decay_vectors``), the names of ``no_decay`` and, as timm's do, what the network names (DeiT's tokens and
+    positions, Swin's relative ones). Without ``decay`` it shrinks nothing itself; `decay_used` then does. ``scales``:
+    of the learning rate, by names of weights; each makes groups of its own. Weights that need no gradient are left
+    out."""
     known = timm.optim.list_optimizers()
     if settings.name not in known:
         raise SuperformerError(f"optimizer.name: unknown optimiser {settings.name!r}: {nearest(settings.name, known)}")
@@ -230,7 +231,8 @@ def build(
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in net.named_parameters():
         if p.requires_grad:
-            spared = p.ndim <= 1 or name in own or any(word in name for word in settings.no_decay)
+            vector = p.ndim <= 1 and not settings.decay_vectors
+            spared = vector or name in own or any(word in name for word in settings.no_decay)
             key = (0.0 if spared else settings.weight_decay), (scales or {}).get(name, 1.0)
             members.setdefault(key, []).append(p)
     groups: list[dict[str, Any]] = [
