@@ -114,6 +114,27 @@ def test_the_same_seed_gives_the_same_weights():
     assert any(not torch.equal(a[name], c[name]) for name in a)
 
 
+@pytest.mark.parametrize("name", ["densenet121", "maxvit_pico_rw_256"])
+def test_networks_without_intermediates_or_with_windows_of_their_own_size(name):
+    check_maps(backbone(name), 70, 131)
+
+
+def test_what_is_read_alone_is_the_same():
+    body, x = tiny("vit", freeze=1, norms="frozen").eval(), torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        every, some = body(x), body.only([1, -1])(x)
+    assert torch.equal(every[1], some[1])
+    assert torch.equal(every[3], some[3])
+    assert [y.numel() for y in (some[0], some[2])] == [0, 0]
+    assert {p.requires_grad for p in body.net.parameters()} == {True, False}  # what is frozen stays so
+
+
+def test_only_what_is_there_can_be_frozen():
+    assert not all(p.requires_grad for p in tiny("vit", freeze=3).parameters())
+    with pytest.raises(SuperformerError, match=r"backbone\.freeze=9: .* blocks: give less"):
+        tiny("vit", freeze=9)
+
+
 def test_what_cannot_be_a_backbone_is_refused():
     with pytest.raises(SuperformerError, match="resnet50"):
         backbone("resnet5o")

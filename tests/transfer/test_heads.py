@@ -17,6 +17,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from superformer.errors import SuperformerError
 from superformer.transfer import heads
+from superformer.transfer.answers import AnswerSettings, Soho
 from superformer.transfer.export import _detector
 from superformer.transfer.heads.cascade import CascadeHeads, boxes_of, refine
 from superformer.transfer.heads.detection import traceable
@@ -110,6 +111,21 @@ def test_a_head_learns_one_picture(task, head):
             if quality(task, found, given.targets[0]) > enough:
                 return
     pytest.fail("100 steps were not enough")
+
+
+@pytest.mark.parametrize("family", ["vit", "swin"])
+@pytest.mark.parametrize(("task", "head"), [*LEARNED, ("vqa", "soho")])
+def test_a_head_leaves_no_weight_unused(task, head, family):
+    """Levels that a head does not read are not made."""
+    if task == "vqa":
+        net = Soho(tiny(family, norms="frozen"), 3, 9, AnswerSettings(hidden=32, layers=1, heads=2))
+        picture, asked = torch.randn(3, 64, 64), {"question": torch.tensor([2, 5, 3]), "answer": 1}
+        given = Batch([picture] * 2, [asked] * 2)
+    else:
+        net, given = model(task, head, family), batch()
+    torch.manual_seed(0)
+    sum(net.train().losses(given).values()).backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None and p.requires_grad] == []
 
 
 def test_a_cascade_hands_boxes_on_and_takes_the_mean_of_its_scores():

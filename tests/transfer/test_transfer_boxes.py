@@ -13,6 +13,7 @@ from superformer.runs import stored
 from superformer.train.steps import _worth
 from superformer.transfer import evaluate, transfer
 from superformer.transfer.settings import MAIN
+from superformer.transfer.timing import bench
 
 FEW = ("head.anchors=[16,24,32,48,64]", "head.hidden=32", "head.samples=16", "head.proposals=20", "data.size=64")
 LENGTH = ("train.epochs=2", "train.batch_size=2", "watch.every=1", "watch.stop=2", "optimizer.lr=1e-4")
@@ -37,7 +38,14 @@ def test_checked_judged_and_reported(home, task, head):
     assert rows
     assert all(r["metrics"]["ap_large"] is None and r["metrics"]["ap"] is not None for r in rows)
     evaluate(folder, "search")
-    assert "AP, small" in write(folder).read_text("utf-8")
+    cost = found["cost"]
+    assert cost["macs"] == cost["backbone_macs"] + cost["head_macs"] > 0
+    assert cost["size"] == [64, 64]
+    bench(folder, seconds=0.01)
+    text = write(folder).read_text("utf-8")
+    assert "AP, small" in text
+    assert "MACs (64 x 64 pixels)" in text
+    assert "milliseconds a picture" in text
 
 
 def test_a_check_counts_by_the_main_figure():

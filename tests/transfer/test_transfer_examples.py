@@ -474,3 +474,8 @@ def test_rare_words_are_unknown():
 def test_what_data_cannot_say(tmp_path, task, spec, told):
     with pytest.raises(SuperformerError, match=told):
         load(task, spec.format(tmp_path), PLAIN)
+
+
+def test_data_sets_behind_readers_are_refused_with_a_way_out():
+    with pytest.raises(SuperformerError, match=r"--task classify.*save the pictures as files"):
+        load("segment", "hfds/scene_parse_150", PLAIN)

@@ -51,7 +51,7 @@ class Transferred:
 
 def sections(found: Transferred) -> list[Section]:
     """The page of a transfer."""
-    parts = (headline(found), pictures(found), by_class(found), learned(found), repeat(found))
+    parts = (headline(found), cost(found), pictures(found), by_class(found), learned(found), repeat(found))
     return [part for part in parts if part is not None]
 
 
@@ -68,11 +68,26 @@ def headline(found: Transferred) -> Section:
         told += f"choose by, {counts.get('test', 0):,} to test, which training never saw."
     left = [f"{n} ({why})" for why, n in facts.get("skipped", {}).items()]
     note = paragraph(f"Left out: {', '.join(left)}.", class_="note") if left else None
-    costs = test.get("cost", {})
-    named = {"params": "weights", "backbone": "weights of the backbone", "head": "weights of the head"}
-    rows += [(named.get(name, name), amount(float(n))) for name, n in costs.items() if number(n) is not None]
+    rows += [("weights", amount(float(n))) for n in [test.get("cost", {}).get("params")] if number(n) is not None]
     missing = None if test else paragraph("It is not done yet: the words that began it go on with it.")
     return Section("transfer", "On the test data", several(paragraph(told), note, missing, markup.pairs(rows)))
+
+
+def cost(found: Transferred) -> Section | None:
+    """Weights, MACs and, if they were measured, times of backbone and head apart."""
+    known, rows = found.test.get("cost", {}), list[list[object]]()
+    sides = " x ".join(map(str, known.get("size", ())))
+    for what, names in (("weights", ("params", "backbone", "head")), ("MACs", ("macs", "backbone_macs", "head_macs"))):
+        values = [amount(float(known[k])) if number(known.get(k)) is not None else "" for k in names]
+        rows.append([f"{what} ({sides} pixels)" if what == "MACs" and sides else what, *values])
+    times = {r["name"]: 1e3 * r["median"] for r in stored.read(found.folder / "bench.json").get("rows", [])}
+    if {"inference", "backbone"} <= times.keys():
+        whole, part = times["inference"], times["backbone"]
+        rows.append(["milliseconds a picture", *(f"{t:.4g}" for t in (whole, part, whole - part))])
+    rows = [row for row in rows if any(row[1:])]
+    if not rows or number(known.get("backbone")) is None:
+        return None
+    return Section("cost", "What it costs", markup.table(["", "together", "backbone", "head"], rows, "Cost"))
 
 
 def _label(name: str) -> str:

@@ -112,7 +112,7 @@ def evaluate(
         raise SuperformerError(f"{folder} has no pictures to choose by (data.choice=0): nothing can be judged on them")
     model = load_model(run, data).to(device)
     found = judge(model, data, part, settings, device, console=console, scales=scales)
-    found |= {"task": settings.task, "head": settings.head_used, "cost": dict(cost_of(model)), **seen}
+    found |= {"task": settings.task, "head": settings.head_used, "cost": cost_of(model, settings), **seen}
     files.write_object(run.scores_file, {**known, name: found})
     if name == "test":
         draw_examples(run, model, data, settings, device)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from superformer.errors import SuperformerError
 from superformer.settings import SettingsBase
+from superformer.transfer.backbone import Backbone
 from superformer.transfer.task import Batch, Prediction, Target
 
 PAD, PICTURE_TYPE = 0, 1
@@ -53,13 +54,15 @@ class Soho(nn.Module):
         self.bert = _bert(self.settings, vocabulary)
         hidden = int(self.bert.config.hidden_size)
         self.level = last_level(backbone) if self.settings.level is None else self.settings.level
+        if isinstance(backbone, Backbone):
+            backbone.only([self.level])
         self.project = nn.Linear(backbone.channels[self.level], hidden)
         self.norm = nn.LayerNorm(hidden)
         self.dropout = nn.Dropout(self.settings.dropout)
         self.answer = nn.Sequential(
             nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.LayerNorm(2 * hidden), nn.Linear(2 * hidden, answers)
         )
-        self.match = nn.Linear(hidden, 1)
+        self.match = nn.Linear(hidden, 1) if self.settings.matching else None
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the answers (with answers of several people, binary, as in SOHO) and of matching."""
@@ -71,7 +74,7 @@ class Soho(nn.Module):
         words = _without_padding(texts.view(n * each, length))
         read = self.read(seen.repeat_interleave(each, 0), words).view(n, each, -1)
         out = {"answer": _answer_loss(self.answer(read[:, : matched.shape[1]]), batch.targets)}
-        if unmatched.shape[1]:
+        if self.match is not None and unmatched.shape[1]:
             truth = torch.zeros(n, each, device=seen.device)
             truth[:, : matched.shape[1]] = 1
             out["matching"] = matching * F.binary_cross_entropy_with_logits(self.match(read)[..., 0], truth)

@@ -8,13 +8,14 @@ gives the maps of four blocks instead. ViT-ResNAS has three stages at strides 14
 nearest one and resized.
 
 Where a network ends in a layer norm, which only its last stage is used to, each level gets a norm of its own, as Swin's
-has for detection. What no level needs (the classifier, the final norm, NASViT's last stage at stride 64) is let go."""
+has for detection. What no level needs (the classifier, the final norm, NASViT's last stage at stride 64) is let go, as
+is what only levels need that the head does not read (`Backbone.only`)."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import timm
@@ -59,7 +60,9 @@ class Backbone(nn.Module):
         self.strides: tuple[int, ...] = (kept[0][1],) * len(kept) if flat else STRIDES
         self.lifts = nn.ModuleList(Lift(*kept[k], s) for k, s in zip(sources, self.strides, strict=True))
         self.channels = tuple(cast(Lift, lift).channels for lift in self.lifts)
+        self.read = set(range(len(kept) if flat else len(STRIDES)))
         self._frozen: list[nn.Module] = []
+        self.probe = _probe(self)
         _let_unused_go(self)
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -71,12 +74,25 @@ class Backbone(nn.Module):
         maps = self.net.forward_intermediates(x, indices=self.take, stop_early=True, intermediates_only=True)
         maps = [norm(y) for norm, y in zip(self.norms, maps, strict=True)]
         out = []
-        for lift, k, stride in zip(self.lifts, self.sources, self.strides, strict=True):
+        for level, (lift, k, stride) in enumerate(zip(self.lifts, self.sources, self.strides, strict=True)):
+            if level not in self.read:
+                out.append(x.new_empty(0))
+                continue
             y = lift(maps[k])
             if y.shape[-2:] != (size := (-(-rows // stride), -(-cols // stride))):
                 y = F.interpolate(y, size=size, mode="bilinear", align_corners=False)
             out.append(y[..., : -(-height // stride), : -(-width // stride)])
         return out
+
+    def only(self, levels: Iterable[int]) -> Self:
+        """Give the maps of these levels alone; those of others are empty."""
+        self.read = {level % len(self.strides) for level in levels}
+        needed = {self.sources[level] for level in self.read}
+        for parts, kept in ((self.lifts, self.read), (self.norms, needed)):
+            for k in set(range(len(parts))) - kept:
+                parts[k] = nn.Identity()
+        _let_unused_go(self)
+        return self
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -160,21 +176,44 @@ def _let_classifier_go(net: Any) -> int:
     return int(before - sum(p.numel() for p in net.parameters()))
 
 
+def _probe(backbone: Backbone) -> tuple[int, int]:
+    """Height and width of a picture that the network reads. One whose windows are of its own size (MaxViT) reads
+    multiples of that, to which pictures are padded then."""
+    net: Any = backbone.net
+    own = (getattr(net, "default_cfg", None) or {}).get("input_size", (0,))[-1]
+    like, problem, mode = next(net.parameters()), None, net.training
+    net.eval()
+    for step, size in ((backbone.step, (PROBE, PROBE)), (own, (own, 2 * own)))[: 2 if own else 1]:
+        backbone.step = step
+        try:
+            with torch.no_grad():
+                backbone(torch.zeros(1, 3, *size, device=like.device, dtype=like.dtype))
+        except (AssertionError, RuntimeError) as error:  # timm's
+            problem = problem or error
+            continue
+        net.train(mode)
+        return size
+    told = f"{type(net).__name__} of timm reads pictures of its own size only ({problem})"
+    raise SuperformerError(f"{told}: take a network whose size is not fixed")
+
+
 def _let_unused_go(backbone: Backbone) -> None:
     """Take out the weights that no level depends on; a pass tells which."""
     net: nn.Module = backbone.net
     mode = net.training
     like = next(net.parameters())
     params = dict(net.named_parameters())
-    net.eval()
+    learn = [p.requires_grad for p in params.values()]
+    net.eval().requires_grad_(True)
     with torch.enable_grad():
-        try:
-            out = backbone(torch.zeros(1, 3, PROBE, PROBE, device=like.device, dtype=like.dtype))
-        except (AssertionError, RuntimeError) as error:  # timm's
-            told = f"{type(net).__name__} of timm reads pictures of its own size only ({error})"
-            raise SuperformerError(f"{told}: take a network whose size is not fixed") from error
-        found = torch.autograd.grad([y.sum() for y in out], list(params.values()), allow_unused=True)
+        out = backbone(torch.zeros(1, 3, *backbone.probe, device=like.device, dtype=like.dtype))
+        total = torch.stack([y.sum() for y in out if y.numel()]).sum()
+        found = torch.autograd.grad(total, list(params.values()), allow_unused=True)
+    for p, given in zip(params.values(), learn, strict=True):
+        p.requires_grad_(given)
     net.train(mode)
+    for module in backbone._frozen:
+        module.eval()
     unused = {id(p) for p, grad in zip(params.values(), found, strict=True) if grad is None}
     for module in net.modules():
         own = dict(module.named_parameters(recurse=False))
@@ -197,6 +236,25 @@ def timm_network(name: str, **words: Any) -> nn.Module:
             if not any(word in str(error) for word in size):
                 raise SuperformerError(f"timm cannot make {name!r} with {words}: {error}") from error
     forward = getattr(net, "forward_intermediates", None)
-    if net is None or forward is None or "intermediates_only" not in inspect.signature(forward).parameters:
-        raise SuperformerError(f"{name} of timm tells no features of its stages (forward_intermediates): take another")
-    return net
+    if forward is not None and "intermediates_only" in inspect.signature(forward).parameters:
+        return cast(nn.Module, net)
+    try:
+        return Features(timm.create_model(name, features_only=True, **words))
+    except Exception as error:  # networks that have none raise anything
+        told = f"{name} of timm tells no features of its stages (forward_intermediates, features_only)"
+        raise SuperformerError(f"{told}: take another") from error
+
+
+class Features(nn.Module):
+    """A network of timm that tells features by ``features_only`` alone (DenseNet, VGG, HRNet)."""
+
+    def __init__(self, net: Any):
+        super().__init__()
+        self.net, info = net, net.feature_info
+        pairs = zip(info.channels(), info.reduction(), strict=True)
+        self.feature_info = [{"num_chs": channels, "reduction": stride} for channels, stride in pairs]
+        self.default_cfg = net.default_cfg if hasattr(net, "default_cfg") else None
+
+    def forward_intermediates(self, x: Tensor, indices: Sequence[int], **words: Any) -> list[Tensor]:
+        maps = self.net(x)
+        return [maps[k] for k in indices]

@@ -28,8 +28,8 @@ from superformer.space import point
 from superformer.space.arch import Arch
 from superformer.space.schema import family
 from superformer.train.loop import train
-from superformer.train.retrain import save_model, table_row
 from superformer.train.pretrained import from_timm_settings
+from superformer.train.retrain import save_model, table_row
 from superformer.transfer.settings import recipe_tree
 from superformer.transfer.source import Source
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch import nn
 from superformer import files
 from superformer.runs.storage import read_tensors
 from superformer.spaces import model as network
+from superformer.transfer import plan
 from superformer.transfer.answers import Soho
 from superformer.transfer.backbone import Backbone
 from superformer.transfer.folder import TransferRun
@@ -53,13 +53,15 @@ def load_model(run: TransferRun, data: TaskData) -> nn.Module:
     facts, settings = run.facts(), run.settings()
     found = assemble(settings, Source.known(facts["backbone"]), data, warm=False)
     tensors, _ = read_tensors(run.network_file, HOW, sealed=True)
+    known = found.state_dict()  # folders of before have weights of levels that their heads do not read
     with files.understood(run.network_file, HOW):
-        found.load_state_dict(tensors)
+        found.load_state_dict({name: t for name, t in tensors.items() if name in known})
     return found.eval()
 
 
-def cost_of(model: nn.Module) -> Mapping[str, int]:
-    """Weights of backbone and head apart."""
-    whole = sum(p.numel() for p in model.parameters())
-    part = sum(p.numel() for p in cast(nn.Module, model.backbone).parameters())
-    return {"params": whole, "backbone": part, "head": whole - part}
+def cost_of(model: nn.Module, settings: Transfer) -> dict[str, Any]:
+    """Weights and MACs, together and of backbone and head apart, of a picture of ``size`` (height, width)."""
+    found = plan.of_model(model, settings.task, settings.head_used, plan.size_of(settings))
+    parts = {name: found[name]["params"] for name in ("backbone", "head")}
+    macs = {f"{name}_macs": found[name]["macs"] for name in ("backbone", "head")}
+    return {"params": found["params"], **parts, "macs": found["macs"], **macs, "size": found["size"]}

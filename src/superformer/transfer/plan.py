@@ -68,7 +68,7 @@ def plan(
         else:
             model = heads.build(task, head, body, classes, settings)
         model.eval()
-    return _together(task, head, classes, size or SIZES[task], body, _params(model), _passes(model))
+    return of_model(model, task, head, size or SIZES[task], classes)
 
 
 def plan_as_asked(
@@ -101,6 +101,13 @@ def size_of(settings: Transfer) -> tuple[int, int]:
     """Height and width that the costs of a transfer are told for: the papers', or squares of another ``data.size``."""
     size, usual = settings.data.of(settings.task).size, ExampleSettings().of(settings.task).size
     return SIZES[settings.task] if size is None or size == usual else (size, size)
+
+
+def of_model(model: nn.Module, task: str, head: str, size: tuple[int, int], classes: int = 0) -> dict[str, Any]:
+    """The same of a model that is there."""
+    with torch.device("meta"):
+        bare: Any = copy.deepcopy(model).to("meta").eval()
+        return _together(task, head, classes, size, bare.backbone, _params(bare), _passes(bare))
 
 
 def _together(

@@ -21,7 +21,7 @@ from torch import Tensor
 from superformer.data.augment import generator
 from superformer.data.dataset import BROKEN, HELD_OUT, SPLIT_SEED
 from superformer.data.sources import TEST, TRAIN
-from superformer.data.stores import ENDINGS, Files, Ints, Store
+from superformer.data.stores import ENDINGS, PREFIXES, Files, Ints, Store
 from superformer.errors import SuperformerError
 
 P = TypeVar("P")
@@ -52,6 +52,9 @@ def _part(text: str, look: Look[P], forms: str) -> P:
 
 
 def _existing(text: str, forms: str) -> Path:
+    if text.startswith(PREFIXES):
+        told = f"{text}: data sets behind timm's readers are for --task classify (timm reads one label a picture)"
+        raise SuperformerError(f"{told}; save the pictures as files: --data takes {forms}")
     path = Path(text).expanduser()
     if not path.exists():
         raise SuperformerError(f"there is no {path}: --data takes {forms}")

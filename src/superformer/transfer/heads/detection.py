@@ -41,6 +41,8 @@ class Pyramid(nn.Module):
     def __init__(self, body: Backbone, channels: int, retina: bool):
         super().__init__()
         self.body, self.first, self.out_channels = body, int(retina), channels
+        if retina:
+            body.only(range(1, len(body.channels)))
         taken = list(body.channels[self.first :])
         extra = LastLevelP6P7(taken[-1], channels) if retina else LastLevelMaxPool()
         if retina:
