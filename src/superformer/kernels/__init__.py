@@ -263,6 +263,11 @@ def multiplies_bfloat16(kind: str) -> bool:
     return kind == "xpu"
 
 
+def faster_in_bfloat16(device: torch.device) -> bool:
+    """What ``auto`` goes by, on a device."""
+    return multiplies_bfloat16(device.type)
+
+
 def accelerated(device: torch.device) -> bool:
     """Whether it is another one than the processor."""
     return device.type != "cpu"

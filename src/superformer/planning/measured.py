@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from superformer import machine
-from superformer.kernels import accelerated, device_name, finished, multiplies_bfloat16, precision
+from superformer.kernels import accelerated, device_name, faster_in_bfloat16, finished, precision
 from superformer.planning.devices import Device
 from superformer.planning.trace import Work
 from superformer.train.step import Trainer
@@ -21,7 +21,7 @@ LEAST_STEPS = 3
 
 def peaks(device: torch.device, seconds: float = 6.0) -> Device:
     """A device of this machine, by what it multiplies, copies and starts in so many seconds."""
-    part, other, bfloat16 = seconds / 4, accelerated(device), multiplies_bfloat16(device.type)
+    part, other, bfloat16 = seconds / 4, accelerated(device), faster_in_bfloat16(device)
     side = SIDES[other]
     precision(device, "off")  # as steps multiply float32: as TF32, where there is that
     x, y = (torch.randn(side, side, device=device) for _ in range(2))
