@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_the_same_words_go_on(
     monkeypatch.setattr(fitting, "room_below", never)
     again = fit(str(network), "digits", folder, *WORDS, aim=AIM)
     assert accuracies(again) == accuracies(found)
+
+
+def test_a_fit_that_was_moved_goes_on(
+    network: Path, fitted: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from another working folder: what it began with and its teacher lie in it."""
+    folder, found = fitted
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    monkeypatch.chdir(tmp_path)
+    for run in (Path("moved"), Path("moved") / "retrained" / f"{found['winner']}-finetuned"):
+        teachers = sf.Run.open(run).recipe().loss.teachers
+        assert teachers == (str(Path("moved") / "teacher"),)
+    assert str(folder) not in (moved / "recipe.yaml").read_text()
+    monkeypatch.setattr(loop.Loop, "go", dying(loop.Loop, "go", 1))  # nothing is trained again
+    assert accuracies(fit(str(network), "digits", "moved", *WORDS, aim=AIM)) == accuracies(found)
 
 
 def dying(owner: Any, name: str, calls: int) -> Any:

@@ -6,7 +6,7 @@ import json
 
 from superformer.cli import arguments as arg
 from superformer.cli.arguments import app, computing, console, minutes_of, percent, progress_console, say, table
-from superformer.settings import read_amount, read_seconds
+from superformer.settings import read_amount, read_seconds, require_alone
 
 
 @app.command()
@@ -26,6 +26,7 @@ def fit(
     what matters most on your pictures; a search among them; and the best of them, trained by themselves. The winner
     within the limit is in DIR/model. key=value words change the training of the supernet and of the networks,
     original.key=value words that of the original; --macs-max or --latency-max name a limit instead of a speed-up."""
+    require_alone("fit")
     time = minutes_of(hours, minutes, changes)
     latency = read_seconds(latency_max, "--latency-max") if latency_max is not None else None
     macs = read_amount(macs_max, "--macs-max") if macs_max is not None else None

@@ -17,6 +17,7 @@ import yaml
 
 from superformer import files
 from superformer.errors import SuperformerError, nearest, shown
+from superformer.recipes import places
 from superformer.recipes.settings import Recipe as Recipe
 from superformer.recipes.settings import Weights as Weights
 from superformer.settings import changed, check_tree, load_yaml, read_key_value
@@ -52,6 +53,7 @@ def resolve(recipe: str | Path, changes: Iterable[str] = ()) -> Recipe:
     if path.name == "recipe.yaml" and (facts := path.with_name("run.json")).is_file():  # that of a run
         how = f"put back a copy of it, or copy {path} to another folder"
         tree = tree if "format" in files.read_object(facts, how) else of_earlier_version(tree)
+        tree = places.found(tree, path.parent)
     return from_tree(tree, name, changes)
 
 
@@ -108,9 +110,11 @@ def _changed(given: Mapping[str, Any], words: Iterable[tuple[str, Any]]) -> dict
     return tree
 
 
-def dump(recipe: Recipe) -> str:
-    """The complete recipe as YAML text."""
-    return str(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120))
+def dump(recipe: Recipe, folder: Path | None = None) -> str:
+    """The complete recipe as YAML text, as it lies in the folder of a run."""
+    tree = recipe.model_dump(mode="json")
+    tree = tree if folder is None else places.kept(tree, folder)
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

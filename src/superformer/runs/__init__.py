@@ -20,7 +20,17 @@ from typing import Any
 from superformer import files
 from superformer.errors import SuperformerError, nearest
 from superformer.machine import machine
-from superformer.recipes import Recipe, differences, dump, from_tree, names, of_earlier_version, parse_yaml, resolve
+from superformer.recipes import (
+    Recipe,
+    differences,
+    dump,
+    from_tree,
+    names,
+    of_earlier_version,
+    parse_yaml,
+    places,
+    resolve,
+)
 from superformer.runs import stored
 from superformer.runs.stored import COMMANDS as COMMANDS
 from superformer.runs.stored import RunError as RunError
@@ -63,7 +73,7 @@ class Run:
             return
         with files.disk_errors(self.folder):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-        stored.begin(self.folder, dump(recipe), space, dict(facts))
+        stored.begin(self.folder, dump(recipe, self.folder), space, dict(facts))
 
     def check(self, recipe: Recipe, facts: Mapping[str, Any]) -> None:
         """Refuse a folder that is something else, or a run with other settings or pictures. Nothing is changed."""
@@ -164,7 +174,7 @@ class Run:
             tree = parse_yaml(text, where)
             if self.earlier_version:
                 tree = of_earlier_version(tree)
-            return from_tree(tree, where)
+            return from_tree(places.found(tree, self.folder), where)
 
     @property
     def earlier_version(self) -> bool:
