@@ -326,7 +326,7 @@ def test_measures_for_real(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_chosen_networks_survive_another_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search has a folder of its own: what another one finds later replaces nothing, and a resume reads what was
     found; what was found is trained anew, as long as the supernet."""
-    search = ["population=6", "generations=1"]
+    search = ["population=6", "generations=1", "table_seconds=1"]
     arm = arm_of("chosen-in-time", tmp_path, "by hand", search=search)
     values = measures.measured(arm)
     assert 0 < values["chosen"] <= 1
