@@ -82,11 +82,11 @@ def test_files_are_short_and_import_each_other_at_the_top(file):
 
 
 def test_rooms_are_small():
-    assert len(FILES) <= 216
+    assert len(FILES) <= 220
     assert len(list(ROOT.glob("*.py"))) <= 10
     for room in ("elastic", "search"):
         assert len(list((ROOT / room).glob("*.py"))) <= 14
-    assert sum(len(file.read_text("utf-8").splitlines()) for file in FILES) <= 37_500
+    assert sum(len(file.read_text("utf-8").splitlines()) for file in FILES) <= 38_500
 
 
 PAGES = [*(ROOT.parents[1] / "docs").rglob("*.md"), ROOT.parents[1] / "README.md", ROOT.parents[1] / "CONTRIBUTING.md"]
