@@ -79,13 +79,14 @@ def transfer(
             task, data, folder, *(changes or []), run=run, arch=arch, backbone=backbone, checkpoint=checkpoint,
             head=head, recipe=recipe, minutes=time, console=progress_console(as_json),
         )  # fmt: skip
-    if as_json:
-        print(json.dumps(flat(found) if found else {}))
+    if not found:  # one of several processes, which the first one speaks for
         return
-    if found:
-        show(found, "test")
-        say(f"The network is in {folder}")
-        say(f"Next: superformer report --run {folder}, superformer export --run {folder} --to onnx", dim=True)
+    if as_json:
+        print(json.dumps(flat(found)))
+        return
+    show(found, "test")
+    say(f"The network is in {folder}")
+    say(f"Next: superformer report --run {folder}, superformer export --run {folder} --to onnx", dim=True)
 
 
 def _show_plan(found: dict[str, Any], name: str, as_json: bool) -> None:

@@ -127,8 +127,11 @@ class Trainer:
             for p in self.parameters:  # what no picture of this process needed
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.world.mean_gradients(self.parameters)
-        values = {name: float(self.world.mean(value)) for name, value in parts.items()}
-        loss, norm = sum(values.values()), optimizer.clip(self.parameters, self.settings.train.clip)
+        losses = self.world.mean(torch.stack(list(parts.values())))
+        *means, norm = self.world.read(torch.cat([losses, optimizer.total_norm(self.parameters).to(losses)[None]]))
+        values = dict(zip(parts, means, strict=True))
+        loss = sum(means)
+        optimizer.shrink(self.parameters, norm, self.settings.train.clip)
         bad = self.guard.judge(loss, norm)
         if bad is not None:
             for buffer, old in zip(self.buffers, statistics, strict=True):

@@ -1,0 +1,94 @@
+"""A transfer on a device that is not the processor, and in several processes: how often a step waits, what is copied
+ahead, what is timed, who speaks. torch's meta device has no numbers: who asks for one fails."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from superformer.planning import Nowhere
+from superformer.transfer.settings import resolve
+from superformer.transfer.task import Batch
+from superformer.transfer.training import Trainer
+
+META = torch.device("meta")
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def rates(self, decay: float) -> dict[str, float]:
+        return {name: 1.0 for name, _ in self.named_parameters()}
+
+
+class Model(nn.Module):
+    """A backbone and a head that has two losses."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.backbone, self.head, self.factor = Base(), nn.Linear(4, 2), factor
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        x = self.head(self.backbone.net(torch.stack(list(batch.pictures))))
+        y = torch.stack([target["y"] for target in batch.targets])
+        return {"far": self.factor * (x - y).square().mean(), "large": self.factor * x.abs().mean()}
+
+
+class Elsewhere(Nowhere):
+    """A process that counts what it reads."""
+
+    reads = 0
+
+    def read(self, numbers: Tensor) -> Any:
+        type(self).reads += 1
+        return super().read(numbers)
+
+
+def trainer_of(world: Nowhere, *changes: str, factor: float = 1.0) -> Trainer:
+    settings = resolve("segment", changes=["train.clip=1", "train.batch_size=4", *changes])
+    made = Trainer(Model(factor).to(world.device), settings, 10, 10, world)
+    for group in made.optimizer.param_groups:
+        group |= {"fused": False, "foreach": True}  # the meta device has no fused optimiser
+    return made
+
+
+def batch_on(device: torch.device, n: int = 4) -> Batch:
+    return Batch([torch.zeros(4, device=device)] * n, [{"y": torch.zeros(2, device=device), "name": "a"}] * n)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_waits_once_and_sends_its_losses_together(accumulate):
+    world = Elsewhere(0, 2, META)
+    trainer, before = trainer_of(world, f"train.accumulate={accumulate}"), Elsewhere.reads
+    outcome = trainer.step(0, batch_on(META))
+    assert Elsewhere.reads == before + 1
+    assert list(outcome.more["losses"]) == ["far", "large"]
+    weights = sum(p.nbytes for p in trainer.parameters)
+    assert sorted(world.sent) == [2 * 4, weights]  # bytes: two losses in one message, all gradients in another
+
+
+def test_what_is_told_of_a_step_is_what_was_computed():
+    settings = resolve("segment", changes=["train.batch_size=4", "train.clip=null"])
+    trainer = Trainer(Model(), settings, 10, 10)
+    batch = Batch(list(torch.randn(4, 4)), [{"y": y} for y in torch.randn(4, 2)])
+    losses = trainer.model.losses(batch)
+    outcome = trainer.step(0, batch)
+    assert outcome.more["losses"] == {name: value.item() for name, value in losses.items()}
+    assert outcome.loss == sum(outcome.more["losses"].values())
+    grads = torch.cat([p.grad.flatten() for p in trainer.parameters])
+    assert outcome.grad_norm == pytest.approx(float(grads.norm()))
+
+
+def test_the_first_process_alone_prints(command, monkeypatch, tmp_path):
+    found: dict[str, Any] = {"metrics": {"miou": 0.5}, "task": "segment"}
+    words = ("transfer", "--task", "segment", "--data", "x", "--backbone", "resnet18", "--out", str(tmp_path), "--json")
+    for told, said in (({}, ""), (found, json.dumps({"miou": 0.5, "task": "segment"}) + "\n")):
+        monkeypatch.setattr(import_module("superformer.transfer"), "transfer", lambda *given, told=told, **more: told)
+        assert command(*words)[:2] == (0, said)
