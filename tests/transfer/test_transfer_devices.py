@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from superformer.planning import Nowhere
 from superformer.transfer.settings import resolve
 from superformer.transfer.task import Batch
+from superformer.transfer.timing import LEAST, _in_turn
 from superformer.transfer.training import Trainer
 
 META = torch.device("meta")
@@ -84,6 +85,30 @@ def test_what_is_told_of_a_step_is_what_was_computed():
     assert outcome.loss == sum(outcome.more["losses"].values())
     grads = torch.cat([p.grad.flatten() for p in trainer.parameters])
     assert outcome.grad_norm == pytest.approx(float(grads.norm()))
+
+
+def test_an_accelerator_times_its_own_work(monkeypatch):
+    """By events: what was only started would be the time of a launch."""
+    clock = iter(range(1000))
+
+    class Event:
+        def __init__(self, device: torch.device, enable_timing: bool) -> None:
+            assert (device, enable_timing) == (torch.device("cuda", 1), True)
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: Event) -> int:
+            return other.at - self.at
+
+    def slow() -> None:
+        for _ in range(4):
+            next(clock)
+
+    monkeypatch.setattr(torch, "Event", Event)
+    assert _in_turn([lambda: None, slow], 0.0, torch.device("cuda", 1)) == [[0.001] * LEAST, [0.005] * LEAST]
 
 
 def test_the_first_process_alone_prints(command, monkeypatch, tmp_path):

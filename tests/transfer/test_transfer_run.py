@@ -145,7 +145,9 @@ def test_times(made, command):
     found = json.loads(out)
     assert [row["name"] for row in found["rows"]] == ["inference", "backbone", "training step"]
     assert all(0 < row["median"] <= row["p90"] for row in found["rows"])
+    assert {row["device"] for row in found["rows"]} == {"cpu"}
     assert 0 <= found["waited"] < 1
+    assert "device" in command("bench", str(made / "run"), "--seconds", "0.02")[1]
 
 
 def test_its_page_shows_pictures(made):

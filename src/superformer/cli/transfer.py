@@ -179,6 +179,7 @@ def bench_transfer(folder: str, threads: int, seconds: float, as_json: bool) -> 
     rows = [
         {
             "what": r["name"],
+            "device": r["device"],
             "pictures": r["batch"],
             "time": f"{1e3 * r['median']:.4g} ms",
             "90 %": f"{1e3 * r['p90']:.4g} ms",

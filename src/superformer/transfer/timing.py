@@ -14,6 +14,7 @@ import torch
 from superformer import files
 from superformer.cost.runtimes import evaluating
 from superformer.errors import SuperformerError
+from superformer.kernels import device_name, timer
 from superformer.machine import machine, torch_threads
 from superformer.runs import stored
 from superformer.runs.processes import World
@@ -57,27 +58,33 @@ def bench(folder: str | Path, threads: int = 1, seconds: float = 2.0) -> dict[st
         ("training step", size, lambda: trainer.step(0, batch)),
     )
     with torch_threads(threads):
-        times = _in_turn([work for _, _, work in works], seconds)
+        times = _in_turn([work for _, _, work in works], seconds, device)
     waited = [m["waited"] for m in stored.read_lines(run.folder / stored.METRICS) if m["kind"] == "step"]
+    here = {"runtime": "eager", "device": str(device)}
     rows = [
-        {"name": name, "runtime": "eager", "batch": n, "median": float(np.median(t)), "p90": float(np.quantile(t, 0.9))}
+        {"name": name, **here, "batch": n, "median": float(np.median(t)), "p90": float(np.quantile(t, 0.9))}
         for (name, n, _), t in zip(works, times, strict=True)
     ]
-    found = {"machine": machine(), "threads": threads, "rows": rows, "size": list(picture.shape[-2:])}
+    found = {
+        "machine": machine(device_name(device)),
+        "threads": threads,
+        "rows": rows,
+        "size": list(picture.shape[-2:]),
+    }
     found["waited"] = float(np.mean(waited)) if waited else None
     files.write_object(run.folder / "bench.json", found)
     return found
 
 
-def _in_turn(works: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
-    """Seconds of each, again and again for a time; the first round makes things ready and is not counted."""
+def _in_turn(works: Sequence[Callable[[], object]], seconds: float, device: torch.device) -> list[list[float]]:
+    """Seconds of each on the device, again and again for a time; the first round makes things ready and is not
+    counted."""
     for work in works:
         work()
     out: list[list[float]] = [[] for _ in works]
+    taken = timer(device, time.perf_counter)
     end = time.perf_counter() + seconds * len(works)
     while time.perf_counter() < end or len(out[-1]) < LEAST:
         for own, work in zip(out, works, strict=True):
-            start = time.perf_counter()
-            work()
-            own.append(time.perf_counter() - start)
+            own.append(taken(work))
     return out
