@@ -176,6 +176,7 @@ def bench(
     and size; --int8 static finds scales on training pictures beforehand."""
     from superformer.runs import Run
 
+    require_alone("bench")
     if is_dense(what):
         bench_transfer(what, threads, seconds, as_json)
         return
@@ -279,6 +280,7 @@ def demo(run: arg.RunFolder = "runs/demo", device: arg.Device = "auto") -> None:
     minutes.
 
     Example: superformer demo --run runs/demo"""
+    require_alone("demo")
     with computing():
         from superformer.demo import run as run_demo
 
