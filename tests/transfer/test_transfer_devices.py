@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from superformer.planning import Nowhere
+from superformer.runs.processes import World
+from superformer.transfer import training
 from superformer.transfer.settings import resolve
-from superformer.transfer.task import Batch
+from superformer.transfer.task import Batch, Example
 from superformer.transfer.timing import LEAST, _in_turn
 from superformer.transfer.training import Trainer
 
@@ -85,6 +87,61 @@ def test_what_is_told_of_a_step_is_what_was_computed():
     assert outcome.loss == sum(outcome.more["losses"].values())
     grads = torch.cat([p.grad.flatten() for p in trainer.parameters])
     assert outcome.grad_norm == pytest.approx(float(grads.norm()))
+
+
+class Copying:
+    """Copies to the meta device, as `kernels.Arriving` makes them to one that copies while it computes."""
+
+    waits = 0
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self.tensors = {k: x.to(device) for k, x in tensors.items()}
+
+    def wait(self) -> None:
+        type(self).waits += 1
+
+
+class Pictures:
+    """Examples of a split; each picture is as wide as its number says."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def example(self, k: int, draw: tuple[int, int, int] | None = None) -> Example:
+        return Example(torch.ones(3, 4, 4 + k), {"mask": torch.zeros(2 + k), "name": k})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_sent_ahead_and_hold_what_they_held(monkeypatch, workers):
+    settings = resolve("segment", changes=["train.batch_size=4", f"data.workers={workers}"])
+    given = Pictures(), settings, 0, 0
+    monkeypatch.setattr(training, "Arriving", Copying)
+    with training.train_batches(*given, World(device=META)) as batches, training.train_batches(*given, World()) as own:
+        for there, here in zip(batches, own, strict=True):
+            assert {x.device for x in here.pictures} == {torch.device("cpu")}
+            assert {x.device for x in [*there.pictures, *(t["mask"] for t in there.targets)]} == {META}
+            assert [x.shape for x in there.pictures] == [x.shape for x in here.pictures]
+            for a, b, x in zip(there.targets, here.targets, here.pictures, strict=True):
+                assert (
+                    (a["name"], a["mask"].shape) == (b["name"], b["mask"].shape) == (x.shape[2] - 4, (x.shape[2] - 2,))
+                )
+
+
+def test_a_step_waits_once_for_what_was_sent(monkeypatch):
+    monkeypatch.setattr(training, "Arriving", Copying)
+    monkeypatch.setattr(Copying, "waits", 0)
+    trainer = trainer_of(Elsewhere(0, 1, META), "train.accumulate=2")
+    batch = training.sent(batch_on(torch.device("cpu")), META)
+    assert Copying.waits == 0
+    trainer.step(0, batch)
+    assert Copying.waits == 1
+
+
+def test_where_nothing_is_copied_a_batch_is_as_it_was():
+    batch = batch_on(torch.device("cpu"))
+    sent = training.on_device(training.sent(batch, torch.device("cpu")), torch.device("cpu"))
+    assert all(a is b for a, b in zip(sent.pictures, batch.pictures, strict=True))
+    assert all(a["y"] is b["y"] and a["name"] is b["name"] for a, b in zip(sent.targets, batch.targets, strict=True))
 
 
 def test_an_accelerator_times_its_own_work(monkeypatch):

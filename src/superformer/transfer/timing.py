@@ -22,7 +22,7 @@ from superformer.transfer.evaluation import some
 from superformer.transfer.examples import load
 from superformer.transfer.folder import TransferRun
 from superformer.transfer.model import load_model
-from superformer.transfer.training import Trainer, batch_of, on_device
+from superformer.transfer.training import Trainer, batch_of, on_device, sent
 
 LEAST = 3
 """Times that everything is measured."""
@@ -39,7 +39,8 @@ def bench(folder: str | Path, threads: int = 1, seconds: float = 2.0) -> dict[st
     model = load_model(run, data).to(device)
     first = on_device(batch_of([some(data.test, 1).example(0)]), device)
     size = min(settings.train.batch_size, len(data.train))
-    batch = batch_of([data.train.example(k, (settings.seed, 0, k)) for k in range(size)])
+    examples = [data.train.example(k, (settings.seed, 0, k)) for k in range(size)]
+    batch = sent(batch_of(examples), device)  # as a run's are: copied before the step begins
     trainer, base, picture = Trainer(model, settings, 100, 100), model.backbone, first.pictures[0][None]
 
     @torch.inference_mode()

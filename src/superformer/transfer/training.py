@@ -5,7 +5,8 @@ what a step draws from (seed, step): a run that goes on computes the same bits."
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from superformer.data.augment import generator
 from superformer.data.batches import Prefetcher, steps_per_epoch
 from superformer.errors import SuperformerError
-from superformer.kernels import precision
+from superformer.kernels import Arriving, precision
 from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
 from superformer.train import optimizer
@@ -43,7 +44,7 @@ def batch_of(examples: Sequence[Example]) -> Batch:
     return Batch([e.picture for e in examples], [e.target for e in examples])
 
 
-def loaded(split: Split, keys: list[list[Key]], workers: int) -> Iterator[Batch]:
+def loaded(split: Split, keys: list[list[Key]], workers: int) -> Generator[Batch]:
     """The batches of these keys, prepared by so many processes, which end with the last one: a fork is cheap."""
     own = torch.Generator().manual_seed(0)  # not the process's own
     workers = min(workers, len(keys))
@@ -54,7 +55,8 @@ def loaded(split: Split, keys: list[list[Key]], workers: int) -> Iterator[Batch]
 
 
 def train_batches(split: Split, settings: Transfer, epoch: int, start: int, world: World) -> Prefetcher[Batch]:
-    """The batches of an epoch from a step on, or this process's share of them."""
+    """The batches of an epoch from a step on, or this process's share of them; to an accelerator they are copied
+    ahead."""
     size, seed, workers = settings.train.batch_size, settings.seed, settings.data.workers
     if size % (world.size * settings.train.accumulate):
         shared = f"{world.size} processes and {settings.train.accumulate} parts"
@@ -63,20 +65,51 @@ def train_batches(split: Split, settings: Transfer, epoch: int, start: int, worl
     steps = range(start, steps_per_epoch(len(split), size))
     places = (range(step * size + world.rank, (step + 1) * size, world.size) for step in steps)
     keys: list[list[Key]] = [[(int(order[place]), (seed, epoch, place)) for place in own] for own in places]
-    batches = loaded(split, keys, workers)
 
-    def all_of_them() -> Generator[Batch]:
-        yield from batches
+    def batches() -> Generator[Batch]:
+        with closing(loaded(split, keys, workers)) as own:
+            for batch in own:
+                yield sent(batch, world.device)
 
-    return Prefetcher(all_of_them(), len(keys), depth=2 if workers else 0)
+    return Prefetcher(batches(), len(keys), depth=2 if workers else 0)
+
+
+@dataclass(frozen=True)
+class Sent(Batch):
+    """A batch on its way to a device."""
+
+    arriving: Arriving
+
+
+def sent(batch: Batch, device: torch.device) -> Sent:
+    tensors: dict[str, Tensor] = {}
+
+    def note(x: Tensor) -> Tensor:
+        tensors[str(len(tensors))] = x
+        return x
+
+    _changed(batch, note)
+    arriving = Arriving(tensors, device)
+    copies = iter(arriving.tensors.values())
+    own = _changed(batch, lambda _: next(copies))
+    return Sent(own.pictures, own.targets, arriving)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    def moved(value: Any) -> Any:
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    """The batch there; one that was sent is waited for, by the device alone."""
+    if isinstance(batch, Sent):
+        batch.arriving.wait()
+    return _changed(batch, lambda x: x.to(device, non_blocking=True))
 
-    targets: list[Target] = [{k: moved(v) for k, v in target.items()} for target in batch.targets]
-    return Batch([moved(x) for x in batch.pictures], targets)
+
+def _changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """A batch with each of its tensors changed, always in the same order."""
+
+    def own(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    targets: list[Target] = [{k: own(v) for k, v in target.items()} for target in batch.targets]
+    return Batch([own(x) for x in batch.pictures], targets)
 
 
 @dataclass
@@ -145,10 +178,11 @@ class Trainer:
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         """The losses by name, part by part of the batch, with their gradients."""
         train, device, found = self.settings.train, self.world.device, dict[str, Tensor]()
+        whole = on_device(batch, device)
         for m in range(train.accumulate):
-            part = Batch(batch.pictures[m :: train.accumulate], batch.targets[m :: train.accumulate])
+            part = Batch(whole.pictures[m :: train.accumulate], whole.targets[m :: train.accumulate])
             with precision(device, train.amp):
-                losses = self.model.losses(on_device(part, device))  # type: ignore[operator]
+                losses = self.model.losses(part)  # type: ignore[operator]
             total = torch.stack([value.float() for value in losses.values()]).sum() / train.accumulate
             total.backward()  # type: ignore[no-untyped-call]
             for name, value in losses.items():
