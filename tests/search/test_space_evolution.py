@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,16 @@ from hypothesis import strategies as st
 import superformer as sf
 from superformer.recipes import space_of
 from superformer.recipes.searching import SpaceEvolution
-from superformer.search.space_evolution import Dimension, by_lot, dimensions, et_error, evolved, trend
+from superformer.search.space_evolution import (
+    Dimension,
+    by_lot,
+    dimensions,
+    et_error,
+    evolved,
+    measurable,
+    subspaces,
+    trend,
+)
 
 
 def test_the_dimensions_of_s3():
@@ -116,3 +127,16 @@ def test_every_step_gives_a_space(which, errors):
     new, _ = evolved(space, [trend(own, errors[: len(own.values)], gamma)], "next")
     assert new.size > 0
     assert new.smallest() in new
+
+
+def test_a_space_never_leaves_its_limit():
+    """However often every dimension wants to grow, each sub-space that is measured next has networks within it."""
+    recipe, most = sf.recipe("s3-laptop"), 4.4e6
+    space, gamma = space_of(recipe), recipe.evolve.gamma
+    within = functools.partial(measurable, num_classes=10, macs_max=most)
+    for t in range(3):
+        up = [trend(d, range(len(d.values), 0, -1), gamma[d.name]) for d in dimensions(space)]
+        assert any(own.steps < 0 for own in up)
+        space, _ = evolved(space, up, f"{t}", within)
+        for part in [space, *(part for _, parts in subspaces(space) for part in parts.values())]:
+            assert part.sample(2, macs=(None, most), num_classes=10)

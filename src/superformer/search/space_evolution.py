@@ -16,8 +16,8 @@ What the paper leaves open, and what is done here:
 * how the N architectures are drawn: every choice uniform, as supernets are trained (`Space.sample`);
 * whether later supernets begin anew: with ``evolve.start=previous`` they inherit what fits of the one before, with
   ``fresh`` each is trained by itself, as table 5 and figure 6 compare spaces;
-* lists that the family cannot have (a window larger than its map) lose the values in question; a dimension whose list
-  would be empty stays.
+* lists that the family cannot have (a window larger than its map) lose the values in question, and so do those of which
+  no network would lie within ``evolve.macs_max``; a dimension whose list would be empty stays.
 
 In a run (`evolve_space`): train a supernet, measure its dimensions, move the space, and again. ``DIR/spaces/t`` is the
 run of the t-th space; ``DIR/evolution.json`` is the trace, ``DIR/evolution.svg`` its picture; at the end the last
@@ -27,6 +27,7 @@ first keeps the histories and writes the trace."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ import numpy as np
 from rich.console import Console
 
 from superformer import data, files
+from superformer.cost import cost
 from superformer.errors import SpaceError, SuperformerError, nearest
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.progress import Tell, quiet, teller
@@ -155,9 +157,11 @@ def by_lot(trends: Sequence[Trend], own: SpaceEvolution, rng: np.random.Generato
     return out
 
 
-def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, list[Trend]]:
-    """The next space, and the trends with what really became of each dimension: values that the family cannot have are
-    left out."""
+def evolved(
+    space: Space, trends: Sequence[Trend], name: str, within: Callable[[Space], bool] = lambda space: True
+) -> tuple[Space, list[Trend]]:
+    """The next space, and the trends with what really became of each dimension: values that the family cannot have, or
+    with which a space is not ``within`` its limit, are left out."""
     space = replace(space, name=name)
     done = []
     for own in trends:
@@ -165,13 +169,24 @@ def evolved(space: Space, trends: Sequence[Trend], name: str) -> tuple[Space, li
         # the list, then without its largest values one after another, then without its smallest
         for values in [own.after[:k] for k in range(n, 0, -1)] + [own.after[k:] for k in range(1, n)]:
             try:
-                space = _with(space, own.dimension, values)
+                moved = _with(space, own.dimension, values)
             except (SpaceError, SuperformerError):
                 continue
+            if not within(moved):
+                continue
+            space = moved
             kept = values
             break
         done.append(replace(own, after=kept))
     return space, done
+
+
+def measurable(space: Space, num_classes: int, macs_max: float | None) -> bool:
+    """Whether the space, and each sub-space that has to be measured, has a network of at most so many MACs."""
+    if macs_max is None:
+        return True
+    parts = [space, *(part for _, some in subspaces(space) for part in some.values())]
+    return bool(cost(space, [part.smallest() for part in parts], num_classes).macs.max() <= macs_max)
 
 
 def _with(space: Space, dimension: Dimension, values: tuple[float, ...]) -> Space:
@@ -247,7 +262,11 @@ def _evolve(
         if not last:
             if settings.evolve.moves == "random":
                 trends = by_lot(trends, settings.evolve, np.random.default_rng([settings.seed, 6, t]))
-            space, trends = evolved(space, trends, f"{settings.name}-{t + 1}")
+            classes, most = len(run.facts()["classes"]), settings.evolve.macs_max
+            within = functools.partial(measurable, num_classes=classes, macs_max=most)
+            if most is not None:  # where not all can move, those that gain most do
+                trends = sorted(trends, key=lambda own: own.slope)
+            space, trends = evolved(space, trends, f"{settings.name}-{t + 1}", within)
             trace[-1]["trends"] = [own.to_dict() for own in trends]
             for own in trends:
                 if own.after != own.dimension.values:
