@@ -22,6 +22,7 @@ from superformer.claims.searches import (
     mlp_ratio,
     searched_accuracy,
 )
+from superformer.cost import cost
 from superformer.evaluation.evaluator import TrainedRun
 from superformer.recipes import from_tree, space_of
 from superformer.runs import Run
@@ -37,8 +38,9 @@ ENDS = 0.2
 """The first and the last share of a training whose conflicts are told (NASViT, table 4)."""
 GROUPED = Settings(architectures=400, groups=8)
 """Networks over ranges of MACs of equal width (the paper has 2,000 in 8)."""
-DRAWN, TOP = 100, 10
-"""Networks that tell the E-T error of a space, and the best of them for its top-tier error (the paper: 1,000, 50)."""
+DRAWN, TOP, USED = 100, 10, 0.8
+"""Networks that tell the E-T error of a space, and the best of them for its top-tier error (the paper: 1,000, 50); the
+least share of the limit on MACs that they cost, lest spaces win by being larger."""
 Values = dict[str, float]
 
 
@@ -161,13 +163,15 @@ def _alone(arm: Arm) -> Values:
 
 def _evolved(arm: Arm) -> Values:
     """The E-T error of a space of an evolution (``evolved=0`` is the first one), and its best network: of random ones
-    within the limit, with inherited weights, on the search split; in percent."""
+    that use the limit up, with inherited weights, on the search split; in percent."""
     own, number = arm.recipe, int(arm.asked["evolved"])
     folder = arm.folder("evolved", own)
     evolve_space(own, arm.data, folder, console=arm.console)
     run = Run.open(folder if number == own.evolve.rounds else folder / "spaces" / str(number))
     trained = TrainedRun.of(run)
-    limit = (None, own.evolve.macs_max)
-    archs = trained.space.sample(DRAWN, seed=arm.seed, macs=limit, num_classes=trained.net.num_classes)
+    space, classes = trained.space, trained.net.num_classes
+    largest = float(cost(space, [space.largest()], classes).macs[0])
+    most = min(own.evolve.macs_max or largest, largest)
+    archs = space.sample(DRAWN, seed=arm.seed, macs=(USED * most, most), num_classes=classes)
     errors = [100 * (1 - accuracy) for accuracy in trained.evaluator()(archs)]
     return {"et_error": et_error(errors, TOP), "best_error": min(errors), "expected_error": statistics.fmean(errors)}
