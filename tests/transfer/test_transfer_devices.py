@@ -34,9 +34,11 @@ class Base(nn.Module):
 class Model(nn.Module):
     """A backbone and a head that has two losses."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    factor = 1.0
+
+    def __init__(self) -> None:
         super().__init__()
-        self.backbone, self.head, self.factor = Base(), nn.Linear(4, 2), factor
+        self.backbone, self.head = Base(), nn.Linear(4, 2)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         x = self.head(self.backbone.net(torch.stack(list(batch.pictures))))
@@ -54,9 +56,9 @@ class Elsewhere(Nowhere):
         return super().read(numbers)
 
 
-def trainer_of(world: Nowhere, *changes: str, factor: float = 1.0) -> Trainer:
+def trainer_of(world: World, *changes: str) -> Trainer:
     settings = resolve("segment", changes=["train.clip=1", "train.batch_size=4", *changes])
-    made = Trainer(Model(factor).to(world.device), settings, 10, 10, world)
+    made = Trainer(Model().to(world.device), settings, 10, 10, world)
     for group in made.optimizer.param_groups:
         group |= {"fused": False, "foreach": True}  # the meta device has no fused optimiser
     return made
@@ -87,6 +89,24 @@ def test_what_is_told_of_a_step_is_what_was_computed():
     assert outcome.loss == sum(outcome.more["losses"].values())
     grads = torch.cat([p.grad.flatten() for p in trainer.parameters])
     assert outcome.grad_norm == pytest.approx(float(grads.norm()))
+
+
+def test_float16_has_a_factor_that_overflows_lower():
+    words = ("train.amp=float16", "train.accumulate=2")
+    trainer = trainer_of(World(), *words)
+    batch = Batch(list(torch.randn(4, 4)), [{"y": y} for y in torch.randn(4, 2)])
+    outcome, usual = trainer.step(0, batch), trainer.scaler.scale
+    assert (outcome.bad, trainer.scaler.good) == (None, 1)
+    assert 0 < outcome.grad_norm < 100  # without the factor
+    before = [p.clone() for p in trainer.parameters]
+    trainer.model.factor = 1e36  # gradients are numbers, but not with the factor
+    outcome = trainer.step(1, batch)
+    assert (outcome.bad, trainer.guard.skipped, trainer.scaler.scale) == (None, 0, usual / 2)
+    assert all(torch.equal(p, old) for p, old in zip(trainer.parameters, before, strict=True))
+    again = trainer_of(World(), *words)
+    again.state.restore(trainer.checkpoint(2))
+    assert vars(again.scaler) == vars(trainer.scaler)
+    assert trainer_of(World()).scaler is None
 
 
 class Copying:

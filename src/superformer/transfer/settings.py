@@ -47,7 +47,7 @@ class Train(Length):
     accumulate: int = Field(1, ge=1, description="parts that a batch is computed in")
     clip: float | None = Field(None, gt=0, description="largest norm of the whole gradient")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of averaged weights, for evaluation")
-    amp: Annotated[Literal["off", "auto", "bfloat16"], OFF] = "off"
+    amp: Annotated[Literal["off", "auto", "bfloat16", "float16"], OFF] = "off"
     compile: bool = Field(False, description="torch.compile, of the backbone: minutes first; again for each other size")
     threads: int | None = Field(None, ge=1, description="of a process; none: torch's")
 

@@ -5,6 +5,7 @@ what a step draws from (seed, step): a run that goes on computes the same bits."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from superformer.kernels import Arriving, precision
 from superformer.runs.processes import World
 from superformer.runs.storage import Checkpoint
 from superformer.train import optimizer
-from superformer.train.state import Guard, Outcome, State
+from superformer.train.state import Guard, Outcome, Scaler, State
 from superformer.train.time_budget import Timetable
 from superformer.transfer.settings import Transfer
 from superformer.transfer.task import Batch, Example, Split, Target
@@ -128,6 +129,7 @@ class Trainer:
         self.optimizer = optimizer.build(model, own.optimizer, scales=_scales(model, own))
         self.schedule = optimizer.Schedule(self.optimizer, own.optimizer, self.steps, self.steps_per_epoch)
         self.guard = Guard(own.watch.explode)
+        self.scaler = Scaler() if own.train.amp == "float16" else None
         self.ema = ModelEmaV3(model, decay=own.train.ema) if own.train.ema else None
         self.parameters = optimizer.trainable(model)
         self.buffers = list(model.buffers())
@@ -139,7 +141,7 @@ class Trainer:
 
     @property
     def state(self) -> State:
-        return State(self.model, self.optimizer, self.guard, self.ema)
+        return State(self.model, self.optimizer, self.guard, self.ema, self.scaler)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state after ``step`` steps."""
@@ -160,16 +162,21 @@ class Trainer:
             for p in self.parameters:  # what no picture of this process needed
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.world.mean_gradients(self.parameters)
+        if self.scaler is not None:
+            torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], self.scaler.scale)
         losses = self.world.mean(torch.stack(list(parts.values())))
         *means, norm = self.world.read(torch.cat([losses, optimizer.total_norm(self.parameters).to(losses)[None]]))
         values = dict(zip(parts, means, strict=True))
         loss = sum(means)
         optimizer.shrink(self.parameters, norm, self.settings.train.clip)
-        bad = self.guard.judge(loss, norm)
-        if bad is not None:
+        too_large = self.scaler is not None and not math.isfinite(norm) and self.scaler.overflowed()
+        bad = None if too_large else self.guard.judge(loss, norm)
+        if too_large or bad is not None:
             for buffer, old in zip(self.buffers, statistics, strict=True):
                 buffer.copy_(old)
         else:
+            if self.scaler is not None:
+                self.scaler.went_well()
             self.optimizer.step()
             if self.ema is not None:
                 self.ema.update(self.model, step=n)
@@ -184,7 +191,7 @@ class Trainer:
             with precision(device, train.amp):
                 losses = self.model.losses(part)  # type: ignore[operator]
             total = torch.stack([value.float() for value in losses.values()]).sum() / train.accumulate
-            total.backward()  # type: ignore[no-untyped-call]
+            (total if self.scaler is None else self.scaler.scale * total).backward()  # type: ignore[no-untyped-call]
             for name, value in losses.items():
                 own = value.detach().float() / train.accumulate
                 found[name] = found[name] + own if name in found else own
