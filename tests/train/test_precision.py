@@ -93,6 +93,7 @@ def test_a_device_that_is_not_there_is_told_of(monkeypatch, tmp_path):
     monkeypatch.setenv(DEVICE, "auto")
     assert device_here() == torch.device("cpu")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     for kind, expected in (("cuda", "cuda:1"), ("xpu", "xpu:1"), ("mps", "mps")):
         monkeypatch.setattr(
             torch.accelerator, "current_accelerator", lambda check_available, kind=kind: torch.device(kind)
